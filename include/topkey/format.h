@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Key formats and where their bytes lie: the only place that knows bytes per key, scale groups and page layout; and the names of
+// the quantisation rules. docs/formats.md draws the layouts; the cache is byte-compatible with the engines' (docs there).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "topkey/number.h"
+#include "topkey/types.h"
+
+namespace topkey {
+
+/// fp8: e4m3fn, one f32 scale a row. mxfp4: e2m1 pairs (low nibble = even d), a ue8m0 byte per 32. bf16, f16, f32: plain values.
+/// q8_0: ggml blocks of 34 bytes, an f16 scale and 32 int8.
+enum class KeyFormat : int32_t { fp8, mxfp4, bf16, f16, f32, q8_0 };
+/// planar: a page's values, then its scales (the engines' layout). interleaved: row by row, each followed by its scale.
+enum class Layout : int32_t { planar, interleaved };
+
+inline const char* format_name(KeyFormat format) noexcept {
+  switch (format) {
+    case KeyFormat::fp8: return "fp8";
+    case KeyFormat::mxfp4: return "mxfp4";
+    case KeyFormat::bf16: return "bf16";
+    case KeyFormat::f16: return "f16";
+    case KeyFormat::f32: return "f32";
+    case KeyFormat::q8_0: return "q8_0";
+  }
+  return "?";
+}
+
+/// Bytes of one key row's values (for q8_0: whole blocks, their scales inside).
+constexpr int64_t value_bytes(KeyFormat format, int64_t head_dim) noexcept {
+  switch (format) {
+    case KeyFormat::fp8: return head_dim;
+    case KeyFormat::mxfp4: return head_dim / 2;
+    case KeyFormat::bf16:
+    case KeyFormat::f16: return 2 * head_dim;
+    case KeyFormat::f32: return 4 * head_dim;
+    case KeyFormat::q8_0: return head_dim / 32 * 34;
+  }
+  return 0;
+}
+/// Bytes of one key row's separate scales.
+constexpr int64_t scale_bytes(KeyFormat format, int64_t head_dim) noexcept {
+  return format == KeyFormat::fp8 ? 4 : format == KeyFormat::mxfp4 ? head_dim / 32 : 0;
+}
+constexpr int64_t row_bytes(KeyFormat format, int64_t head_dim) noexcept {
+  return value_bytes(format, head_dim) + scale_bytes(format, head_dim);
+}
+/// head_dim must be a positive multiple of this.
+constexpr int64_t dim_multiple(KeyFormat format) noexcept {
+  return format == KeyFormat::mxfp4 || format == KeyFormat::q8_0 ? 32 : 1;
+}
+
+/// Offsets inside one page, in bytes; 64-bit, as a page's own offset is.
+struct PageLayout {
+  int64_t value, scale;            ///< bytes of one row's values and scales
+  int64_t value_step, scale_step;  ///< from one row to the next
+  int64_t scale_base;              ///< of row 0's scales
+  int64_t page_bytes;              ///< all rows; a page's stride may exceed it
+
+  int64_t value_offset(int64_t row) const noexcept { return row * value_step; }
+  int64_t scale_offset(int64_t row) const noexcept { return scale_base + row * scale_step; }
+};
+/// planar: value = t*V, scale = page_size*V + t*G. interleaved: value = t*(V+G), scale = t*(V+G) + V.
+constexpr PageLayout page_layout(KeyFormat format, Layout layout, int64_t page_size, int64_t head_dim) noexcept {
+  const int64_t v = value_bytes(format, head_dim), g = scale_bytes(format, head_dim);
+  return layout == Layout::planar ? PageLayout{v, g, v, g, page_size * v, page_size * (v + g)}
+                                  : PageLayout{v, g, v + g, v + g, v, page_size * (v + g)};
+}
+
+/// How a vector becomes codes, one rule per producer found in engines (docs/formats.md has floor, scale, division and rounding of
+/// each). automatic: v32_key, v32_query, mxfp4 or q8_0 by operation and format; bf16 and f16 keys are rounded to nearest even.
+enum class QuantRule : int32_t {
+  automatic,
+  v32_key,
+  v32_query,
+  v4_query,
+  v4_key,
+  kpool_query,
+  kpool_key,
+  cpu_query,
+  mxfp4,
+  q8_0
+};
+/// ue8m0: the f32 scale is rounded up to a power of two. f32: used as it is (key rules only).
+enum class ScaleRule : int32_t { ue8m0, f32 };
+
+/// Keys as a matrix, one row a key.
+struct DenseKeys {
+  Tensor
+      values;  ///< fp8: f8_e4m3fn|u8 [N,D]; bf16, f16, f32: [N,D] of that dtype; mxfp4: u8 [N,D/2]; q8_0: u8 [N,D/32*34]; unit
+  Tensor scales;  ///< fp8: f32 [N]; mxfp4: u8|e8m0 [N,D/32] or i32 [N]; else absent
+  KeyFormat format;
+};
+
+/// The cache as engines allocate it: u8 [P, bytes]; page p is at p * stride[0] bytes, which may exceed the page (shared pools).
+/// The base and stride[0] must be multiples of 4 bytes.
+struct KeyCache {
+  Tensor pages;
+  KeyFormat format;
+  Layout layout;
+  int32_t page_size, head_dim;
+};
+
+/// Keys interleaved over ranks: key row g is owned by rank (g / interleave) % world_size. Zero = not sharded.
+struct Shard {
+  int32_t rank, world_size, interleave;
+
+  bool active() const noexcept { return world_size > 1; }
+  int64_t run() const noexcept { return interleave > 0 ? interleave : 1; }
+  bool owns(int64_t global) const noexcept { return !active() || global / run() % world_size == rank; }
+  /// Index among the owner's own key rows, and back.
+  int64_t local(int64_t global) const noexcept {
+    return active() ? global / (run() * world_size) * run() + global % run() : global;
+  }
+  int64_t global(int64_t local) const noexcept {
+    return active() ? local / run() * (run() * world_size) + rank * run() + local % run() : local;
+  }
+  /// How many of the first `length` key rows this rank owns.
+  int64_t local_length(int64_t length) const noexcept {
+    if (!active()) return length;
+    const int64_t base = length / run() / world_size * run();
+    const int64_t rest = length - base * world_size - rank * run();
+    return base + (rest < 0 ? 0 : rest > run() ? run() : rest);
+  }
+};
+
+/// Keys behind a page table. With a shard, Rows count this rank's own keys (local positions) and every output position is global.
+struct PagedKeys {
+  KeyCache cache;
+  Shard shard;
+  Tensor block_table;  ///< i32 [B,pages]; both strides free (every P-th column, a slice, ...)
+  bool table_per_row;  ///< the table has one row a query row (flattened drafts), not a request
+};
+
+}  // namespace topkey

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `select`: the k best of given scores, exactly, under one order: forced keys first, then score descending, then position
+// ascending; -0 equals +0; every NaN alike and below -inf. The answer is the first min(topk, live) keys in that order.
+// A key is *visible* inside its row's window, *admitted* if candidates and mask let it, *live* if also readable.
+#pragma once
+#include "topkey/rows.h"
+#include "topkey/types.h"
+
+namespace topkey {
+
+/// Order of the valid entries. position: ascending. score: the order of the selection itself, so that the answer for a smaller topk is
+/// a prefix. any: the same set in whatever order the backend has it; no faster so far, so all backends give position.
+enum class Order : int32_t { position, score, any };
+/// Unused trailing slots: -1, the row's first entry again (-1 where there is none), or fill_value. Scores there are -inf.
+enum class Fill : int32_t { minus_one, repeat, value };
+
+/// Narrows the visible keys; a key not admitted is never returned.
+struct Admit {
+  Tensor candidates;  ///< i32 [R,C] block ids counted from the row's start; any order, repeats and wild ids ignored
+  int32_t candidate_block_size;  ///< keys a block
+  Tensor mask;  ///< dense keys and given scores: b8 [R,N] (0 hides), or f32|f16 [R,N] added to scores, -inf hides
+  int32_t force_first,
+      force_last;  ///< so many first and last visible keys win before any other, if live; they count towards topk
+};
+
+/// The block table of the cache that the attention reads, which may differ from the key cache's.
+struct SlotMap {
+  Tensor block_table;  ///< i32 [B,pages]
+  bool table_per_row;  ///< one row a query row
+  int32_t page_size;
+};
+
+/// Outputs, each optional but indices or slots; all written in one pass, row strides free. Columns beyond topk and rows beyond
+/// rows.count are not touched.
+struct Selection {
+  Tensor indices;  ///< i32 [R,>=topk] position - start + index_base[r]; global position under a shard
+  Tensor slots;    ///< i32 [R,>=topk] page * page_size + offset by slot_map, same order; -1 where the map has no page.
+      ///< Paged keys: of the key's position; dense keys and given scores: of position - start; merge: of the index
+  Tensor scores;       ///< f32 [R,>=topk], same order, canonical; -inf in unused slots. Short rows are then scored too
+  Tensor counts;       ///< i32 [R] entries used
+  Tensor blocks;       ///< i32 [R,C]: also publish the best C candidate blocks: ascending ids, -1 unused
+  int32_t block_size;  ///< keys a published block
+  Tensor index_base;   ///< i32 [R]; absent = 0
+  SlotMap slot_map;
+  Order order;
+  Fill fill;
+  int32_t fill_value;
+};
+
+/// Selection on given scores. Rows whose live keys fit topk are answered without reading scores, unless scores, score order or
+/// blocks are asked for.
+struct Topk {
+  uint32_t struct_size;
+  Tensor scores;    ///< f32|bf16|f16 [R,N], unit
+  Tensor row_topk;  ///< i32 [R], each row's own count, clamped to 0..topk; absent = topk
+  Rows rows;
+  Admit admit;
+  int32_t topk;
+  Selection out;
+};
+TOPKEY_OP(topk, Topk)
+
+/// Best blocks of given scores: a block's score is that of its best live key; a row's newest block is always among them; ties to the
+/// lower block; blocks without a live key never; ascending ids, unused = -1. Blocks count from the row's start.
+struct SelectBlocks {
+  uint32_t struct_size;
+  Tensor scores;  ///< f32|bf16|f16 [R,N], unit
+  Rows rows;
+  int32_t block_size;
+  Tensor blocks;  ///< i32 [R,C]
+};
+TOPKEY_OP(select_blocks, SelectBlocks)
+
+}  // namespace topkey

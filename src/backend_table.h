@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Dispatch, once and visible: the closed list of operations, what a backend is (one row of function pointers), and the table of
+// backends in order of preference. c_api.cpp walks it; nothing registers itself.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "topkey/topkey.h"
+
+namespace topkey {
+
+/// name, argument struct. The order is that of the pipeline.
+#define TOPKEY_OPERATIONS(X)          \
+  X(expand_rows, ExpandRows)          \
+  X(to_slots, ToSlots)                \
+  X(quantize_q, QuantizeQ)            \
+  X(quantize_k, QuantizeK)            \
+  X(store_k, StoreK)                  \
+  X(gather_k, GatherK)                \
+  X(mqa_logits, MqaLogits)            \
+  X(paged_mqa_logits, PagedMqaLogits) \
+  X(topk, Topk)                       \
+  X(select_blocks, SelectBlocks)      \
+  X(mqa_topk, MqaTopk)                \
+  X(paged_mqa_topk, PagedMqaTopk)     \
+  X(merge_topk, MergeTopk)
+
+enum class Op : int32_t {
+#define X(name, Args) name,
+  TOPKEY_OPERATIONS(X)
+#undef X
+};
+const char* op_name(Op op) noexcept;
+
+/// What validation learnt of a call from shapes, dtypes and host integers: all that choosing a backend and sizing a workspace may
+/// depend on. Fields that an operation does not have are 0.
+struct Shape {
+  KeyFormat format;
+  bool scored;  ///< the operation computes scores: format, q_dtype, heads, head_dim decide the arithmetic
+  DType q_dtype;
+  int64_t rows;  ///< query rows, or key rows of a producer
+  int64_t keys;  ///< upper bound of visible keys a row
+  int64_t heads, head_dim;
+  int64_t topk, blocks;
+};
+
+/// One backend. A null operation pointer means that it does not have it; why_not then says so.
+struct Backend {
+  const char* name;
+  Device device;
+  bool one_thread;                                ///< under a caller's team, rank 0 does the work and the others wait
+  const char* (*unusable)();                      ///< on this machine; null = usable
+  const char* (*why_not)(Op, const Shape&);       ///< null = runs
+  const char* (*arithmetic)(KeyFormat, DType q);  ///< null = cannot score these
+  int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1
+  size_t (*workspace_bytes)(Op, const Shape&);
+#define X(name, Args) void (*name)(const Args&, const Exec&);
+  TOPKEY_OPERATIONS(X)
+#undef X
+};
+
+/// Backends of this build, best first; count in kNumBackends.
+extern const Backend* const kBackends[];
+extern const int kNumBackends;
+
+/// The backend that runs `op` of this shape under `exec`: the forced one, else the first that can. Throws `unsupported` with the reason.
+const Backend& choose_backend(Op op, const Shape& shape, const Exec& exec);
+/// Why choose_backend would throw, or null.
+const char* why_unsupported(Op op, const Shape& shape, const Exec& exec);
+const Backend* find_backend(const char* name) noexcept;
+
+namespace ref {
+extern const Backend kBackend;
+}
+
+}  // namespace topkey

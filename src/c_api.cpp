@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The exported symbols, and what every call does, in order: copy the arguments in (ABI), validate, choose a backend, check the
+// workspace, run. No exception crosses this file.
+#include "topkey/topkey_c.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "backend_table.h"
+#include "validate.h"
+
+namespace topkey {
+namespace {
+
+thread_local std::string last_error;
+
+template <class Args>
+struct Operation;
+#define X(op_, Args)                                \
+  template <>                                       \
+  struct Operation<Args> {                          \
+    static constexpr Op op = Op::op_;               \
+    static constexpr auto function = &Backend::op_; \
+  };
+TOPKEY_OPERATIONS(X)
+#undef X
+
+/// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not know are zero; fields
+/// that this library does not know must be.
+template <class Cpp, class C>
+Cpp from_c(const char* op, const char* name, const C* given) {
+  static_assert(sizeof(Cpp) == sizeof(C) && alignof(Cpp) == alignof(C), "C and C++ twins must have one layout");
+  const Check c(op, Mode::call);
+  c.require(given != nullptr, name, "a struct", "null");
+  Cpp value{};
+  const size_t size = given->struct_size == 0 ? sizeof(C) : given->struct_size;
+  c.require(size >= sizeof(uint32_t), name, "a struct with struct_size", std::to_string(size));
+  std::memcpy(&value, given, std::min(size, sizeof(C)));
+  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = sizeof(C); i < size; ++i) {
+    c.require(bytes[i] == 0, name, "of this library's version (" TOPKEY_VERSION ")",
+              "newer fields that it does not know");
+  }
+  return value;
+}
+
+/// Runs `body`, turning whatever it throws into a status and a sentence.
+template <class Body>
+topkey_status guard(Body&& body) noexcept {
+  try {
+    body();
+    return TOPKEY_OK;
+  } catch (const Error& e) {
+    last_error = e.what();
+    return static_cast<topkey_status>(e.status());
+  } catch (const std::bad_alloc&) {
+    last_error = "out of memory";
+    return TOPKEY_DEVICE_ERROR;
+  } catch (const std::exception& e) {
+    last_error = e.what();
+    return TOPKEY_DEVICE_ERROR;
+  }
+}
+
+/// Under a caller's team a one-thread backend works on rank 0; the others wait, so that all return after the work is done.
+template <class Work>
+void run_on_rank_0(const Team& team, Work&& work) {
+  const auto wait = [&team] {
+    if (team.size > 1) team.barrier(team.ctx);
+  };
+  if (team.rank == 0) {
+    try {
+      work();
+    } catch (...) {
+      wait();
+      throw;
+    }
+  }
+  wait();
+}
+
+template <class Args>
+void run(const Args& args, const Exec& exec) {
+  constexpr Op op = Operation<Args>::op;
+  validate_exec(op_name(op), exec);
+  const Shape shape = validate(args, Mode::call);
+  const Backend& b = choose_backend(op, shape, exec);
+  const size_t needed = b.workspace_bytes(op, shape);
+  if (needed > exec.workspace_bytes || (needed > 0 && exec.workspace == nullptr)) {
+    throw Error(Status::workspace_too_small, std::string(op_name(op)) + ": exec.workspace_bytes must be at least " +
+                                                 std::to_string(needed) + ", got " +
+                                                 std::to_string(exec.workspace_bytes));
+  }
+  const auto work = [&] { (b.*Operation<Args>::function)(args, exec); };
+  if (exec.team != nullptr && b.one_thread) {
+    run_on_rank_0(*exec.team, work);
+  } else {
+    work();
+  }
+}
+
+template <class Args, class CArgs>
+topkey_status call(const CArgs* args, const topkey_exec* exec) noexcept {
+  return guard([&] {
+    const char* name = op_name(Operation<Args>::op);
+    run(from_c<Args>(name, "args", args), from_c<Exec>(name, "exec", exec));
+  });
+}
+
+template <class Args, class CArgs>
+size_t workspace(const CArgs* args, const topkey_exec* exec) noexcept {
+  size_t bytes = SIZE_MAX;
+  guard([&] {
+    constexpr Op op = Operation<Args>::op;
+    const Exec e = from_c<Exec>(op_name(op), "exec", exec);
+    const Shape shape = validate(from_c<Args>(op_name(op), "args", args), Mode::query);
+    bytes = choose_backend(op, shape, e).workspace_bytes(op, shape);
+  });
+  return bytes;
+}
+
+template <class Args, class CArgs>
+const char* unsupported(const CArgs* args, const topkey_exec* exec) noexcept {
+  const char* reason = nullptr;
+  const topkey_status status = guard([&] {
+    constexpr Op op = Operation<Args>::op;
+    const Exec e = from_c<Exec>(op_name(op), "exec", exec);
+    const Shape shape = validate(from_c<Args>(op_name(op), "args", args), Mode::query);
+    reason = why_unsupported(op, shape, e);
+  });
+  return status == TOPKEY_OK ? reason : last_error.c_str();
+}
+
+}  // namespace
+}  // namespace topkey
+
+using namespace topkey;  // the symbols below are C; their bodies are not
+
+extern "C" {
+
+#define X(name, Args)                                                                                  \
+  topkey_status topkey_##name(const topkey_##name##_args* args, const topkey_exec* exec) {             \
+    return call<Args>(args, exec);                                                                     \
+  }                                                                                                    \
+  size_t topkey_##name##_workspace_bytes(const topkey_##name##_args* args, const topkey_exec* exec) {  \
+    return workspace<Args>(args, exec);                                                                \
+  }                                                                                                    \
+  const char* topkey_##name##_unsupported(const topkey_##name##_args* args, const topkey_exec* exec) { \
+    return unsupported<Args>(args, exec);                                                              \
+  }
+TOPKEY_OPERATIONS(X)
+#undef X
+
+const char* topkey_version(void) { return TOPKEY_VERSION; }
+uint32_t topkey_abi_version(void) { return TOPKEY_ABI_VERSION; }
+const char* topkey_last_error(void) { return last_error.c_str(); }
+
+const char* topkey_backend_name(int32_t index) {
+  return index >= 0 && index < kNumBackends ? kBackends[index]->name : nullptr;
+}
+topkey_device topkey_backend_device(int32_t index) {
+  return index >= 0 && index < kNumBackends ? static_cast<topkey_device>(kBackends[index]->device) : TOPKEY_DEVICE_CPU;
+}
+const char* topkey_backend_unusable(int32_t index) {
+  return index >= 0 && index < kNumBackends ? kBackends[index]->unusable() : "this build has no such backend";
+}
+
+const char* topkey_arithmetic(const char* backend, topkey_key_format format, topkey_dtype q_dtype) {
+  const Backend* b = find_backend(backend);
+  return b != nullptr ? b->arithmetic(static_cast<KeyFormat>(format), static_cast<DType>(q_dtype)) : nullptr;
+}
+
+const char* topkey_numerics_version(const char* backend, topkey_key_format format) {
+  thread_local char text[96];
+  const Backend* b = find_backend(backend);
+  if (b == nullptr || format < 0 || format > TOPKEY_FORMAT_Q8_0) return nullptr;
+  const KeyFormat f = static_cast<KeyFormat>(format);
+  std::snprintf(text, sizeof text, "%s/%s/%d", format_name(f), b->name, static_cast<int>(b->numerics(f)));
+  return text;
+}
+
+topkey_status topkey_prepare(topkey_device device, int32_t device_id) {
+  return guard([&] {
+    std::string reasons;
+    for (int i = 0; i < kNumBackends; ++i) {
+      const Backend& b = *kBackends[i];
+      if (static_cast<topkey_device>(b.device) != device) continue;
+      const char* why = b.unusable();
+      if (why == nullptr) return;  // CPU backends have nothing to load
+      reasons += std::string(reasons.empty() ? "" : "; ") + b.name + ": " + why;
+    }
+    if (reasons.empty()) reasons = "this build has no backend for it";
+    throw Error(Status::unsupported, "prepare: device must be one with a usable backend, got " +
+                                         std::string(device == TOPKEY_DEVICE_CPU ? "cpu" : "cuda") + " " +
+                                         std::to_string(device_id) + " (" + reasons + ")");
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// See check.h. Nothing here reads tensor contents.
+#include "check.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace topkey {
+namespace {
+
+struct DTypeFact {
+  const char* name;
+  int64_t bytes;
+};
+constexpr DTypeFact kDTypes[] = {{"none", 0}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"f8_e4m3fn", 1},
+                                 {"e8m0", 1}, {"u8", 1},  {"b8", 1},  {"i32", 4},  {"i64", 8}};
+constexpr int kNumDTypes = 10;
+
+std::string shape_words(DTypes dtypes, std::initializer_list<Extent> extents, unsigned flags) {
+  std::string words = list_of(dtypes) + " [";
+  const char* comma = "";
+  for (const Extent& e : extents) {
+    words += comma;
+    words += e.exact ? std::to_string(e.n) : e.n > 0 ? ">=" + std::to_string(e.n) : "*";
+    comma = ", ";
+  }
+  return words + (flags & kUnit ? "] with unit last stride" : "]");
+}
+
+/// True if no two elements of the wanted extents share an address: outer strides must step over all that is inside them.
+bool elements_apart(const Tensor& t, std::initializer_list<Extent> extents) {
+  struct Dim {
+    int64_t step, extent;
+  } dims[4];
+  int n = 0;
+  for (const Extent& e : extents) {
+    const int64_t used = e.exact || e.n > 0 ? e.n : t.shape[n];
+    dims[n] = {t.stride[n] < 0 ? -t.stride[n] : t.stride[n], used};
+    ++n;
+  }
+  std::sort(dims, dims + n, [](const Dim& a, const Dim& b) { return a.step < b.step; });
+  int64_t inside = 1;
+  for (int i = 0; i < n; ++i) {
+    if (dims[i].extent <= 1) continue;
+    if (dims[i].step < inside) return false;
+    inside = dims[i].step * (dims[i].extent - 1) + inside;
+  }
+  return true;
+}
+
+}  // namespace
+
+int64_t dtype_bytes(DType dtype) noexcept {
+  const int i = static_cast<int>(dtype);
+  return i >= 0 && i < kNumDTypes ? kDTypes[i].bytes : 0;
+}
+
+std::string list_of(DTypes dtypes) {
+  std::string names;
+  for (int i = 0; i < kNumDTypes; ++i) {
+    if (!(dtypes >> i & 1u)) continue;
+    if (!names.empty()) names += "|";
+    names += kDTypes[i].name;
+  }
+  return names;
+}
+
+std::string describe(const Tensor& t) {
+  const int i = static_cast<int>(t.dtype);
+  std::string words = i >= 0 && i < kNumDTypes ? kDTypes[i].name : "dtype " + std::to_string(i);
+  if (t.dtype == DType::none) return "an absent tensor";
+  words += " [";
+  for (int d = 0; d < t.ndim && d < 4; ++d) words += (d ? ", " : "") + std::to_string(t.shape[d]);
+  words += "]";
+  if (t.data == nullptr) words += " without data";
+  return words;
+}
+
+bool Check::has(const Tensor& t) const noexcept {
+  if (t.data != nullptr) return true;
+  if (t.dtype == DType::none) return false;
+  if (mode_ == Mode::query) return true;
+  // An empty tensor may well have no address: it is there, with nothing in it.
+  for (int d = 0; d < t.ndim && d < 4; ++d) {
+    if (t.shape[d] == 0) return true;
+  }
+  return false;
+}
+
+void Check::fail(const char* name, const std::string& must, const std::string& got) const {
+  throw Error(Status::invalid_argument, std::string(op_) + ": " + name + " must be " + must + ", got " + got);
+}
+
+void Check::require(bool ok, const char* name, const std::string& must, const std::string& got) const {
+  if (!ok) fail(name, must, got);
+}
+
+void Check::number(const char* name, int64_t value, int64_t low, int64_t high) const {
+  if (value >= low && value <= high) return;
+  fail(name, "from " + std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
+}
+
+void Check::absent(const char* name, const Tensor& t, const char* why) const {
+  if (has(t)) fail(name, std::string("absent ") + why, describe(t));
+}
+
+bool Check::tensor(const char* name, const Tensor& t, DTypes dtypes, std::initializer_list<Extent> extents,
+                   unsigned flags) const {
+  if (!has(t)) {
+    if (flags & kOptional) return false;
+    fail(name, shape_words(dtypes, extents, flags), describe(t));
+  }
+  const auto refuse = [&](const std::string& got) { fail(name, shape_words(dtypes, extents, flags), got); };
+  const int dtype = static_cast<int>(t.dtype);
+  if (dtype <= 0 || dtype >= kNumDTypes || !(dtypes >> dtype & 1u)) refuse(describe(t));
+  if (t.ndim != static_cast<int32_t>(extents.size())) refuse(describe(t));
+  bool empty = false;
+  int d = 0;
+  for (const Extent& e : extents) {
+    if (t.shape[d] < 0 || (e.exact ? t.shape[d] != e.n : t.shape[d] < e.n)) refuse(describe(t));
+    empty = empty || t.shape[d] == 0;
+    ++d;
+  }
+  if (empty) return true;
+  const int last = t.ndim - 1;
+  if ((flags & kUnit) && t.shape[last] > 1 && t.stride[last] != 1) {
+    refuse(describe(t) + " with last stride " + std::to_string(t.stride[last]));
+  }
+  if (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) != 0) {
+    fail(name, "aligned to its element size", describe(t) + " at a misaligned address");
+  }
+  if ((flags & kOutput) && !elements_apart(t, extents)) {
+    fail(name, "an output whose elements have an address each", describe(t) + " with overlapping strides");
+  }
+  return true;
+}
+
+}  // namespace topkey

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `cache`: key rows into pages and out of them.
+#include "ref/cache.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "ref/keys.h"
+#include "ref/producer.h"
+#include "ref/rows.h"
+
+namespace topkey::ref {
+namespace {
+
+struct RowBytes {
+  uint8_t* values;
+  uint8_t* scale;
+};
+
+RowBytes slot_bytes(const KeyCache& cache, const PageLayout& layout, int64_t slot) {
+  const int64_t offset = slot % cache.page_size;
+  uint8_t* page = static_cast<uint8_t*>(cache.pages.data) + slot / cache.page_size * cache.pages.stride[0];
+  return {page + layout.value_offset(offset), page + layout.scale_offset(offset)};
+}
+
+/// Bytes of row `row` of dense keys.
+RowBytes dense_bytes(const DenseKeys& keys, const PageLayout& layout, int64_t row) {
+  const int64_t element_bytes = layout.value / keys.values.shape[1];
+  uint8_t* scale = keys.scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(keys.scales, row)) : nullptr;
+  return {static_cast<uint8_t*>(keys.values.data) + row * keys.values.stride[0] * element_bytes, scale};
+}
+
+void copy_row(const RowBytes& to, const RowBytes& from, const PageLayout& layout) {
+  std::memcpy(to.values, from.values, static_cast<size_t>(layout.value));
+  if (layout.scale > 0) std::memcpy(to.scale, from.scale, static_cast<size_t>(layout.scale));
+}
+
+/// A key that scores NaN for every query: what stands where no key can be read.
+void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
+  std::vector<float> x(static_cast<size_t>(layout.value), canonical_nan());
+  const int64_t dim = format == KeyFormat::q8_0  ? layout.value / 34 * 32
+                      : format == KeyFormat::f32 ? layout.value / 4
+                      : format == KeyFormat::fp8 ? layout.value
+                                                 : layout.value / 2;
+  x.resize(static_cast<size_t>(dim));
+  quantize_row(format, QuantRule::automatic, ScaleRule::ue8m0, x, to.values, to.scale);
+}
+
+}  // namespace
+
+void store_k(const StoreK& a, const Exec& exec) {
+  const KeyCache& cache = a.cache;
+  const PageLayout layout = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim);
+  const int64_t rows = a.slot_mapping.shape[0], slots = cache.pages.shape[0] * cache.page_size;
+  const bool ready = a.k_scales.data != nullptr || a.k.dtype == DType::u8;
+  const Transform t{&a.norm, &a.rope, a.hadamard, a.k.dtype, false};
+  Counts counts;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t slot = integer(a.slot_mapping, r);
+    if (slot >= slots) counts.wild(kSkippedSlots, 1, "slot", r, slot);
+  }
+  counts.raise_if_strict("store_k", exec);
+  std::vector<float> x(static_cast<size_t>(cache.head_dim));
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t slot = integer(a.slot_mapping, r);
+    if (slot < 0 || slot >= slots) continue;
+    const RowBytes to = slot_bytes(cache, layout, slot);
+    if (ready) {
+      copy_row(to, dense_bytes({a.k, a.k_scales, cache.format}, layout, r), layout);
+      continue;
+    }
+    for (int64_t d = 0; d < cache.head_dim; ++d) x[static_cast<size_t>(d)] = real(a.k, r, d);
+    transform(t, r, x);
+    quantize_row(cache.format, a.rule, a.scale, x, to.values, to.scale);
+  }
+  counts.add(kRows, rows);
+  counts.publish(exec);
+}
+
+void gather_k(const GatherK& a, const Exec& exec) {
+  const Keys keys(a.keys);
+  const PageLayout layout =
+      page_layout(a.out.format, a.keys.cache.layout, a.keys.cache.page_size, a.keys.cache.head_dim);
+  const int64_t requests = a.indptr.shape[0] - 1;
+  Counts counts;
+  for (int pass = exec.strict ? 0 : 1; pass < 2; ++pass) {
+    if (pass == 1) counts.raise_if_strict("gather_k", exec);
+    for (int64_t b = 0; b < requests; ++b) {
+      const int64_t first = std::max<int64_t>(integer(a.indptr, b), 0), last = integer(a.indptr, b + 1);
+      const int64_t end = std::min(last, a.total);
+      if (last > end) counts.wild(kSkippedPages, last - std::max(first, end), "rows past total, request", b, last);
+      for (int64_t i = first; i < end; ++i) {
+        const int64_t position = i - first;
+        const KeyBytes from = position < keys.count() ? keys.find(b, position) : KeyBytes{nullptr, nullptr};
+        if (from.values == nullptr) counts.wild(kSkippedPages, 1, "position of request", b, position);
+        if (pass == 0) continue;
+        const RowBytes to = dense_bytes(a.out, layout, i);
+        if (from.values == nullptr) {
+          nan_row(to, a.out.format, layout);
+        } else {
+          copy_row(to, {const_cast<uint8_t*>(from.values), const_cast<uint8_t*>(from.scale)}, layout);
+        }
+      }
+    }
+  }
+  counts.add(kRows, requests > 0 ? std::clamp<int64_t>(integer(a.indptr, requests), 0, a.total) : 0);
+  counts.publish(exec);
+}
+
+}  // namespace topkey::ref

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `rows`: windows, expand_rows, to_slots. See include/topkey/rows.h for what each does.
+#include "ref/rows.h"
+
+#include <vector>
+
+namespace topkey::ref {
+namespace {
+
+/// Request b with indptr[b] <= row < indptr[b+1], or -1.
+int64_t request_in(const Tensor& indptr, int64_t row) {
+  for (int64_t b = 0; b + 1 < indptr.shape[0]; ++b) {
+    if (integer(indptr, b) <= row && row < integer(indptr, b + 1)) return b;
+  }
+  return -1;
+}
+
+struct ExpandedRow {
+  int64_t request = -1, length = 0, position = -1, slot = -1;
+};
+
+ExpandedRow expand_row(const ExpandRows& a, int64_t row, Counts& counts) {
+  const int64_t ratio = a.ratio > 1 ? a.ratio : 1;
+  ExpandedRow x;
+  x.request = request_in(a.query_start, row);
+  if (x.request < 0) return x;
+  const int64_t first = integer(a.query_start, x.request), count = integer(a.query_start, x.request + 1) - first;
+  x.position = integer(a.seq_lens, x.request) - count + row - first;
+  if (x.position < 0) x.position = -1;  // more query rows than tokens: nothing to see, nothing to store
+  x.length = a.shard.local_length((x.position + 1) / ratio);
+  const int64_t key_row = x.position / ratio;
+  const bool completes = x.position >= 0 && (x.position + 1) % ratio == 0;
+  if (a.slots.data == nullptr || !completes || !a.shard.owns(key_row)) return x;
+  x.slot = slot_of(a.block_table, x.request, a.page_size, a.shard.local(key_row));
+  if (x.slot < 0) counts.wild(kSkippedSlots, 1, "key position", row, key_row);
+  return x;
+}
+
+}  // namespace
+
+Window window_of(const Rows& rows, int64_t row, int64_t default_end) {
+  const int64_t next_n = rows.next_n > 1 ? rows.next_n : 1;
+  Window w{};
+  if (rows.request.data != nullptr) {
+    w.request = integer(rows.request, row);
+  } else if (rows.q_indptr.data != nullptr) {
+    w.request = request_in(rows.q_indptr, row);
+  } else {
+    w.request = row / next_n;
+  }
+  w.start = rows.start.data != nullptr ? integer(rows.start, row) : 0;
+  if (rows.length.data != nullptr) {
+    w.end = w.start + integer(rows.length, row);
+  } else if (rows.end.data == nullptr) {
+    w.end = default_end;
+  } else if (rows.end.shape[0] == rows.count) {
+    w.end = integer(rows.end, row);
+  } else {
+    w.end = integer(rows.end, row / next_n) - next_n + 1 + row % next_n;
+  }
+  return w;
+}
+
+void Counts::wild(Stat stat, int64_t n, const char* what, int64_t row, int64_t value) {
+  if (n <= 0) return;
+  add(stat, n);
+  if (first_wild.empty())
+    first_wild = std::string(what) + " " + std::to_string(value) + " of row " + std::to_string(row);
+}
+
+void Counts::publish(const Exec& exec) const {
+  if (exec.stats == nullptr) return;
+  for (int i = 0; i < kNumStats; ++i) exec.stats[i] += words[i];
+}
+
+void Counts::raise_if_strict(const char* op, const Exec& exec) const {
+  if (!exec.strict || first_wild.empty()) return;
+  throw Error(Status::invalid_argument,
+              std::string(op) + ": device values must be inside the caller's tables under strict, got " + first_wild);
+}
+
+int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size, int64_t position) {
+  if (position < 0 || table_row < 0 || table_row >= block_table.shape[0]) return -1;
+  const int64_t column = position / page_size;
+  if (column >= block_table.shape[1]) return -1;
+  const int64_t page = integer(block_table, table_row, column);
+  const int64_t slot = page * page_size + position % page_size;
+  return page < 0 || slot > INT32_MAX ? -1 : slot;
+}
+
+void expand_rows(const ExpandRows& a, const Exec& exec) {
+  Counts counts;
+  std::vector<ExpandedRow> rows;
+  for (int64_t row = 0; row < a.capacity; ++row) rows.push_back(expand_row(a, row, counts));
+  counts.raise_if_strict("expand_rows", exec);
+  for (int64_t row = 0; row < a.capacity; ++row) {
+    const ExpandedRow& x = rows[static_cast<size_t>(row)];
+    if (a.row_request.data != nullptr) put_integer(a.row_request, row, x.request);
+    if (a.lens.data != nullptr) put_integer(a.lens, row, x.length);
+    if (a.positions.data != nullptr) put_integer(a.positions, row, x.position);
+    if (a.slots.data != nullptr) put_integer(a.slots, row, x.slot);
+  }
+  counts.add(kRows, a.capacity);
+  counts.publish(exec);
+}
+
+void to_slots(const ToSlots& a, const Exec& exec) {
+  const int64_t rows = a.indices.shape[0], width = a.indices.shape[1];
+  Counts counts;
+  std::vector<int64_t> all(static_cast<size_t>(rows * width));
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t request = a.row_request.data != nullptr ? integer(a.row_request, r) : r;
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t position = integer(a.indices, r, i);
+      int64_t slot = -1;
+      if (position >= 0 && a.shard.owns(position)) {
+        slot = slot_of(a.block_table, request, a.page_size, a.shard.local(position));
+        if (slot < 0) counts.wild(kSkippedSlots, 1, "position", r, position);
+      }
+      all[static_cast<size_t>(r * width + i)] = slot;
+    }
+  }
+  counts.raise_if_strict("to_slots", exec);
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t valid = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t slot = all[static_cast<size_t>(r * width + i)];
+      if (!a.compact) *element<int32_t>(a.slots, r, i) = static_cast<int32_t>(slot);
+      if (slot < 0) continue;
+      if (a.compact) *element<int32_t>(a.slots, r, valid) = static_cast<int32_t>(slot);
+      ++valid;
+    }
+    for (int64_t i = valid; a.compact && i < width; ++i) *element<int32_t>(a.slots, r, i) = -1;
+    if (a.counts.data != nullptr) *element<int32_t>(a.counts, r) = static_cast<int32_t>(valid);
+  }
+  counts.add(kRows, rows);
+  counts.publish(exec);
+}
+
+}  // namespace topkey::ref
