@@ -43,12 +43,21 @@ const char* backend_of_environment() {
   return name.empty() ? nullptr : name.c_str();
 }
 
+bool has_strategy(const Backend& b, const char* name) {
+  for (const char* const* s = b.strategies; *s != nullptr; ++s) {
+    if (std::strcmp(*s, name) == 0) return true;
+  }
+  return false;
+}
+
 /// Why `b` cannot take the call; empty = it can.
 std::string refusal(const Backend& b, Op op, const Shape& shape, const Exec& exec) {
   if (b.device != exec.device)
     return std::string("it runs on ") + device_name(b.device) + ", the call on " + device_name(exec.device);
   if (const char* why = b.unusable()) return why;
   if (const char* why = b.why_not(op, shape)) return why;
+  if (exec.strategy != nullptr && !has_strategy(b, exec.strategy))
+    return std::string("it has no strategy '") + exec.strategy + "'";
   if (exec.arithmetic != nullptr && shape.scored) {
     const char* own = b.arithmetic(shape.format, shape.q_dtype);
     if (own == nullptr || std::strcmp(own, exec.arithmetic) != 0) {

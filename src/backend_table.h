@@ -53,6 +53,7 @@ struct Backend {
   const char* (*unusable)();                      ///< on this machine; null = usable
   const char* (*why_not)(Op, const Shape&);       ///< null = runs
   const char* (*arithmetic)(KeyFormat, DType q);  ///< null = cannot score these
+  const char* const* strategies;                  ///< selection strategies it knows, ended by null
   int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1
   size_t (*workspace_bytes)(Op, const Shape&);
 #define X(name, Args) void (*name)(const Args&, const Exec&);

@@ -16,7 +16,10 @@
 namespace topkey {
 namespace {
 
-thread_local std::string last_error;
+/// A plain buffer: keeping a sentence must not be able to fail.
+thread_local char last_error[1024];
+
+void keep_error(const char* sentence) noexcept { std::snprintf(last_error, sizeof last_error, "%s", sentence); }
 
 template <class Args>
 struct Operation;
@@ -55,13 +58,13 @@ topkey_status guard(Body&& body) noexcept {
     body();
     return TOPKEY_OK;
   } catch (const Error& e) {
-    last_error = e.what();
+    keep_error(e.what());
     return static_cast<topkey_status>(e.status());
   } catch (const std::bad_alloc&) {
-    last_error = "out of memory";
+    keep_error("out of memory");
     return TOPKEY_DEVICE_ERROR;
   } catch (const std::exception& e) {
-    last_error = e.what();
+    keep_error(e.what());
     return TOPKEY_DEVICE_ERROR;
   }
 }
@@ -132,7 +135,7 @@ const char* unsupported(const CArgs* args, const topkey_exec* exec) noexcept {
     const Shape shape = validate(from_c<Args>(op_name(op), "args", args), Mode::query);
     reason = why_unsupported(op, shape, e);
   });
-  return status == TOPKEY_OK ? reason : last_error.c_str();
+  return status == TOPKEY_OK ? reason : last_error;
 }
 
 }  // namespace
@@ -157,7 +160,7 @@ TOPKEY_OPERATIONS(X)
 
 const char* topkey_version(void) { return TOPKEY_VERSION; }
 uint32_t topkey_abi_version(void) { return TOPKEY_ABI_VERSION; }
-const char* topkey_last_error(void) { return last_error.c_str(); }
+const char* topkey_last_error(void) { return last_error; }
 
 const char* topkey_backend_name(int32_t index) {
   return index >= 0 && index < kNumBackends ? kBackends[index]->name : nullptr;
@@ -171,6 +174,7 @@ const char* topkey_backend_unusable(int32_t index) {
 
 const char* topkey_arithmetic(const char* backend, topkey_key_format format, topkey_dtype q_dtype) {
   const Backend* b = find_backend(backend);
+  if (format < 0 || format > TOPKEY_FORMAT_Q8_0 || q_dtype <= 0 || q_dtype > TOPKEY_DTYPE_U8) return nullptr;
   return b != nullptr ? b->arithmetic(static_cast<KeyFormat>(format), static_cast<DType>(q_dtype)) : nullptr;
 }
 

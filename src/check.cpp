@@ -16,6 +16,7 @@ struct DTypeFact {
 constexpr DTypeFact kDTypes[] = {{"none", 0}, {"f32", 4}, {"f16", 2}, {"bf16", 2}, {"f8_e4m3fn", 1},
                                  {"e8m0", 1}, {"u8", 1},  {"b8", 1},  {"i32", 4},  {"i64", 8}};
 constexpr int kNumDTypes = 10;
+constexpr int64_t kMaxSpan = int64_t{1} << 56;  // elements; four of them times 8 bytes still fit
 
 std::string shape_words(DTypes dtypes, std::initializer_list<Extent> extents, unsigned flags) {
   std::string words = list_of(dtypes) + " [";
@@ -26,6 +27,16 @@ std::string shape_words(DTypes dtypes, std::initializer_list<Extent> extents, un
     comma = ", ";
   }
   return words + (flags & kUnit ? "] with unit last stride" : "]");
+}
+
+/// True if every address of the tensor is within reach of 64-bit arithmetic.
+bool strides_in_reach(const Tensor& t) {
+  for (int d = 0; d < t.ndim; ++d) {
+    int64_t span = 0;
+    if (t.shape[d] > 1 && __builtin_mul_overflow(t.shape[d] - 1, t.stride[d], &span)) return false;
+    if (span > kMaxSpan || span < -kMaxSpan) return false;
+  }
+  return true;
 }
 
 /// True if no two elements of the wanted extents share an address: outer strides must step over all that is inside them.
@@ -69,7 +80,7 @@ std::string list_of(DTypes dtypes) {
 std::string describe(const Tensor& t) {
   const int i = static_cast<int>(t.dtype);
   std::string words = i >= 0 && i < kNumDTypes ? kDTypes[i].name : "dtype " + std::to_string(i);
-  if (t.dtype == DType::none) return "an absent tensor";
+  if (t.dtype == DType::none && t.data == nullptr) return "an absent tensor";
   words += " [";
   for (int d = 0; d < t.ndim && d < 4; ++d) words += (d ? ", " : "") + std::to_string(t.shape[d]);
   words += "]";
@@ -123,6 +134,7 @@ bool Check::tensor(const char* name, const Tensor& t, DTypes dtypes, std::initia
     ++d;
   }
   if (empty) return true;
+  if (!strides_in_reach(t)) fail(name, "strides within 2^56 elements", describe(t) + " with wilder ones");
   const int last = t.ndim - 1;
   if ((flags & kUnit) && t.shape[last] > 1 && t.stride[last] != 1) {
     refuse(describe(t) + " with last stride " + std::to_string(t.stride[last]));

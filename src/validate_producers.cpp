@@ -35,6 +35,7 @@ void validate_exec(const char* op, const Exec& exec) {
   c.require(reinterpret_cast<uintptr_t>(exec.workspace) % 256 == 0, "exec.workspace", "256-byte aligned",
             "a misaligned address");
   c.require(reinterpret_cast<uintptr_t>(exec.stats) % 8 == 0, "exec.stats", "8-byte aligned", "a misaligned address");
+  c.require((exec.flags & ~uint32_t{kOverlapPrevious}) == 0, "exec.flags", "of known bits", std::to_string(exec.flags));
   if (exec.team != nullptr) {
     const Team& team = *exec.team;
     c.require(exec.device == Device::cpu, "exec.team", "null on a GPU", "a team");

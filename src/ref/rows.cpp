@@ -32,7 +32,8 @@ ExpandedRow expand_row(const ExpandRows& a, int64_t row, Counts& counts) {
   const int64_t key_row = x.position / ratio;
   const bool completes = x.position >= 0 && (x.position + 1) % ratio == 0;
   if (a.slots.data == nullptr || !completes || !a.shard.owns(key_row)) return x;
-  x.slot = slot_of(a.block_table, x.request, a.page_size, a.shard.local(key_row));
+  const int64_t last = a.slots.dtype == DType::i64 ? INT64_MAX : INT32_MAX;
+  x.slot = slot_of(a.block_table, x.request, a.page_size, a.shard.local(key_row), last);
   if (x.slot < 0) counts.wild(kSkippedSlots, 1, "key position", row, key_row);
   return x;
 }
@@ -80,13 +81,13 @@ void Counts::raise_if_strict(const char* op, const Exec& exec) const {
               std::string(op) + ": device values must be inside the caller's tables under strict, got " + first_wild);
 }
 
-int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size, int64_t position) {
+int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size, int64_t position, int64_t last) {
   if (position < 0 || table_row < 0 || table_row >= block_table.shape[0]) return -1;
   const int64_t column = position / page_size;
   if (column >= block_table.shape[1]) return -1;
   const int64_t page = integer(block_table, table_row, column);
   const int64_t slot = page * page_size + position % page_size;
-  return page < 0 || slot > INT32_MAX ? -1 : slot;
+  return page < 0 || slot > last ? -1 : slot;
 }
 
 void expand_rows(const ExpandRows& a, const Exec& exec) {
@@ -115,7 +116,7 @@ void to_slots(const ToSlots& a, const Exec& exec) {
       const int64_t position = integer(a.indices, r, i);
       int64_t slot = -1;
       if (position >= 0 && a.shard.owns(position)) {
-        slot = slot_of(a.block_table, request, a.page_size, a.shard.local(position));
+        slot = slot_of(a.block_table, request, a.page_size, a.shard.local(position), INT32_MAX);
         if (slot < 0) counts.wild(kSkippedSlots, 1, "position", r, position);
       }
       all[static_cast<size_t>(r * width + i)] = slot;

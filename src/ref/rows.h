@@ -33,9 +33,9 @@ struct Counts {
   void raise_if_strict(const char* op, const Exec& exec) const;
 };
 
-/// block_table[row, column] * page_size + offset for a position; -1 where the table has no such row, column or page, or the slot does not
-/// fit an int32.
-int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size, int64_t position);
+/// block_table[row, column] * page_size + offset for a position; -1 where the table has no such row, column or page, or the slot is
+/// past `last`, the largest that the output can carry.
+int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size, int64_t position, int64_t last);
 
 void expand_rows(const ExpandRows&, const Exec&);
 void to_slots(const ToSlots&, const Exec&);

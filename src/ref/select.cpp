@@ -111,7 +111,8 @@ std::vector<int64_t> slots_of(const Emission& e, int64_t row, const Answer& answ
   for (const Entry& entry : answer.entries) {
     const int64_t position =
         e.slot_position == Emission::absolute ? entry.position : entry.position - answer.window.start;
-    slots.push_back(slot_of(map.block_table, slot_row(map, row, answer.window.request), map.page_size, position));
+    slots.push_back(
+        slot_of(map.block_table, slot_row(map, row, answer.window.request), map.page_size, position, INT32_MAX));
     if (slots.back() < 0) counts.wild(kSkippedSlots, 1, "position", row, position);
   }
   return slots;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// One name for running any operation, by the type of its arguments, with the workspace it asks for: exactly sized, 256-byte
+// aligned, filled with rubbish and followed by canaries. Throws topkey::Error as the operation does, and std::logic_error when the
+// operation wrote past its workspace.
+#pragma once
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "support/array.h"
+#include "topkey/topkey.h"
+
+namespace topkey::support {
+
+#define TOPKEY_SUPPORT_OP(Args, name)                                                                              \
+  inline const char* op_name(const Args&) { return #name; }                                                        \
+  inline void launch(const Args& args, const Exec& exec) { name(args, exec); }                                     \
+  inline size_t workspace_bytes(const Args& args, const Exec& exec) { return name##_workspace_bytes(args, exec); } \
+  inline const char* unsupported(const Args& args, const Exec& exec) { return name##_unsupported(args, exec); }
+TOPKEY_SUPPORT_OP(ExpandRows, expand_rows)
+TOPKEY_SUPPORT_OP(ToSlots, to_slots)
+TOPKEY_SUPPORT_OP(QuantizeQ, quantize_q)
+TOPKEY_SUPPORT_OP(QuantizeK, quantize_k)
+TOPKEY_SUPPORT_OP(StoreK, store_k)
+TOPKEY_SUPPORT_OP(GatherK, gather_k)
+TOPKEY_SUPPORT_OP(MqaLogits, mqa_logits)
+TOPKEY_SUPPORT_OP(PagedMqaLogits, paged_mqa_logits)
+TOPKEY_SUPPORT_OP(Topk, topk)
+TOPKEY_SUPPORT_OP(SelectBlocks, select_blocks)
+TOPKEY_SUPPORT_OP(MqaTopk, mqa_topk)
+TOPKEY_SUPPORT_OP(PagedMqaTopk, paged_mqa_topk)
+TOPKEY_SUPPORT_OP(MergeTopk, merge_topk)
+#undef TOPKEY_SUPPORT_OP
+
+/// Runs `args` on exec.backend (null = the library's choice) in a workspace of its own. Host memory.
+template <class Args>
+void run(const Args& args, Exec exec) {
+  constexpr size_t kCanary = 64;
+  const size_t size = workspace_bytes(args, exec);
+  const std::shared_ptr<uint8_t> memory = aligned_bytes(size + kCanary);
+  std::memset(memory.get(), 0xC3, size + kCanary);
+  exec.workspace = memory.get();
+  exec.workspace_bytes = size;
+  launch(args, exec);
+  for (size_t i = 0; i < kCanary; ++i) {
+    if (memory.get()[size + i] != 0xC3)
+      throw std::logic_error(std::string(op_name(args)) + " wrote past its workspace");
+  }
+}
+
+}  // namespace topkey::support

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+#
+# Symbol lint: the library never prints, exits or aborts, and the shared library exports topkey_* only.
+# Usage: symbols.sh LIBRARY...   (libtopkey.a or libtopkey.so*)
+set -uo pipefail
+# C stdio on the standard streams, the ends of a process, failed assertions, and <iostream>. std::terminate is not in the list:
+# compilers call it for noexcept.
+forbidden='stdout|stderr|stdin|(v|f|vf|d|vd)?printf|__(v|f|vf)?printf_chk|f?puts|f?putc|putchar|_IO_putc|fwrite|perror|psignal'
+forbidden+='|abort|exit|_exit|_Exit|quick_exit|__assert_fail|_ZSt21__glibcxx_assert_fail.*|_ZSt(3cin|4cout|4cerr|4clog)|_ZNSt8ios_base4Init.*'
+faults=0
+
+report() {  # report TITLE LINES
+  [ -z "$2" ] && return
+  printf '%s:\n%s\n' "$1" "$2"
+  faults=$((faults + 1))
+}
+
+[ $# -gt 0 ] || { echo "symbols.sh: no library given"; exit 2; }
+for library in "$@"; do
+  case $library in
+    *.a) options=() ;;
+    *) options=(-D) ;;
+  esac
+  undefined=$(nm -A "${options[@]}" --undefined-only "$library" | sed -E 's/@.*//') || exit 2
+  defined=$(nm "${options[@]}" --defined-only --extern-only "$library") || exit 2
+  count=$(grep -cE ' T topkey_' <<<"$defined")
+  [ "$count" -gt 0 ] || report "$library" "defines no topkey_* function: nothing to check"
+  report "$library must not use" "$(grep -E "[ :][Uwv] ($forbidden)$" <<<"$undefined")"
+  if [ ${#options[@]} -gt 0 ]; then
+    report "$library must export topkey_* only" "$(grep -vE ' [TDRB] topkey_' <<<"$defined")"
+  fi
+  echo "symbol lint: $(basename "$library"): $count topkey_* functions"
+done
+exit $((faults > 0))

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Backends by name, and numbers as a person reads them.
+#include "command.h"
+
+#include <fmt/core.h>
+
+#include <chrono>
+#include <cstdlib>
+
+namespace topkey::cli {
+namespace {
+
+std::string asked_for(const std::string& forced) {
+  const char* fallback = std::getenv("TOPKEY_BACKEND");
+  return !forced.empty() || fallback == nullptr ? forced : fallback;
+}
+
+/// A Failure unless `name` is a backend of this build that this machine can use.
+void require_usable(const std::string& name) {
+  std::string names;
+  for (const BackendInfo& backend : backends()) {
+    names += (names.empty() ? "" : ", ") + backend.name;
+    if (backend.name != name) continue;
+    if (backend.unusable.empty()) return;
+    throw Failure(fmt::format("backend {} cannot be used here: {}", name, backend.unusable), kUnusable);
+  }
+  throw Failure(fmt::format("there is no backend {} in this build, only {}", support::shown(name), names), kUnusable);
+}
+
+}  // namespace
+
+std::vector<std::string> usable_backends(const std::string& forced) {
+  if (const std::string name = asked_for(forced); !name.empty()) {
+    require_usable(name);
+    return {name};
+  }
+  std::vector<std::string> names;
+  for (const BackendInfo& backend : backends()) {
+    if (backend.unusable.empty()) names.push_back(backend.name);
+  }
+  return names;
+}
+
+std::string choose_backend(const support::CallArgs& args, const std::string& forced) {
+  std::string reason = "no backend can be used here";
+  for (const std::string& name : usable_backends(forced)) {
+    Exec exec{};
+    exec.backend = name.c_str();
+    const char* why = support::args_unsupported(args, exec);
+    if (why == nullptr) return name;
+    reason = fmt::format("backend {} cannot run this: {}", name, why);
+  }
+  throw Failure(reason, kUnusable);
+}
+
+std::string duration(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
+  return fmt::format("{:.2f} s", seconds);
+}
+
+std::string short_count(double count) {
+  if (count < 10e3) return fmt::format("{:.0f}", count);
+  if (count < 1e6) return fmt::format("{:.1f} thousand", count / 1e3);
+  if (count < 1e9) return fmt::format("{:.1f} million", count / 1e6);
+  return fmt::format("{:.2f} billion", count / 1e9);
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace topkey::cli

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// What the subcommands share: exit codes, how each one joins the command line, and the choice of a backend. A subcommand is one file;
+// it prints its result on stdout, progress and complaints on stderr, and returns an exit code.
+#pragma once
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/call.h"
+
+namespace CLI {
+class App;
+}
+
+namespace topkey::cli {
+
+/// Exit codes of every subcommand.
+enum Exit : int { kDone = 0, kDiffers = 1, kBadInput = 2, kUnusable = 3 };
+
+/// A fault of the user's or of a file, told in one sentence; exit code kBadInput unless another is given.
+class Failure : public std::runtime_error {
+ public:
+  explicit Failure(const std::string& sentence, Exit exit = kBadInput) : std::runtime_error(sentence), code(exit) {}
+  Exit code;
+};
+
+/// Each adds its subcommand; `action` is set to what runs it when it is the one that was asked for.
+using Action = std::function<Exit()>;
+void add_info(CLI::App& app, Action& action);
+void add_run(CLI::App& app, Action& action);
+void add_check(CLI::App& app, Action& action);
+void add_make_trace(CLI::App& app, Action& action);
+
+/// The backend that will run `args`: `forced` (or TOPKEY_BACKEND) if it can, else a Failure with its reason; "" = the first that can.
+std::string choose_backend(const support::CallArgs& args, const std::string& forced);
+/// The backends that can be used here, or only `forced`; a Failure when that leaves none.
+std::vector<std::string> usable_backends(const std::string& forced);
+
+/// "12.3 ms": seconds as a person reads them. "3.1 M": a count likewise.
+std::string duration(double seconds);
+std::string short_count(double count);
+/// Seconds since some moment.
+double now();
+
+}  // namespace topkey::cli
