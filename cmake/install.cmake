@@ -10,8 +10,15 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/topkey DESTINATION ${CMAKE_INSTA
 install(EXPORT topkeyTargets NAMESPACE topkey:: DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE-APACHE ${PROJECT_SOURCE_DIR}/LICENSE-MIT DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
-# The library has no dependencies to find, so the exported targets are the whole configuration.
-file(WRITE ${PROJECT_BINARY_DIR}/topkeyConfig.cmake "include(\"\${CMAKE_CURRENT_LIST_DIR}/topkeyTargets.cmake\")\n")
+# A static library hands its own dependencies on.
+file(WRITE ${PROJECT_BINARY_DIR}/topkeyConfig.cmake "include(CMakeFindDependencyMacro)\n")
+if(NOT BUILD_SHARED_LIBS)
+  file(APPEND ${PROJECT_BINARY_DIR}/topkeyConfig.cmake "find_dependency(hwy)\n")
+  if(OpenMP_CXX_FOUND)
+    file(APPEND ${PROJECT_BINARY_DIR}/topkeyConfig.cmake "find_dependency(OpenMP COMPONENTS CXX)\n")
+  endif()
+endif()
+file(APPEND ${PROJECT_BINARY_DIR}/topkeyConfig.cmake "include(\"\${CMAKE_CURRENT_LIST_DIR}/topkeyTargets.cmake\")\n")
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/topkeyConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/topkeyConfig.cmake ${PROJECT_BINARY_DIR}/topkeyConfigVersion.cmake
         DESTINATION ${package_dir})

@@ -10,7 +10,7 @@
 
 namespace topkey {
 
-const Backend* const kBackends[] = {&ref::kBackend};
+const Backend* const kBackends[] = {&cpu::kBackend, &ref::kBackend};
 const int kNumBackends = sizeof(kBackends) / sizeof(kBackends[0]);
 
 const char* op_name(Op op) noexcept {

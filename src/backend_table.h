@@ -43,6 +43,7 @@ struct Shape {
   int64_t keys;  ///< upper bound of visible keys a row
   int64_t heads, head_dim;
   int64_t topk, blocks;
+  int64_t candidates;  ///< ids a row; -1 = none given
 };
 
 /// One backend. A null operation pointer means that it does not have it; why_not then says so.
@@ -54,7 +55,7 @@ struct Backend {
   const char* (*why_not)(Op, const Shape&);       ///< null = runs
   const char* (*arithmetic)(KeyFormat, DType q);  ///< null = cannot score these
   const char* const* strategies;                  ///< selection strategies it knows, ended by null
-  int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1
+  int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1; 0 = no such keys
   size_t (*workspace_bytes)(Op, const Shape&);
 #define X(name, Args) void (*name)(const Args&, const Exec&);
   TOPKEY_OPERATIONS(X)
@@ -71,6 +72,9 @@ const Backend& choose_backend(Op op, const Shape& shape, const Exec& exec);
 const char* why_unsupported(Op op, const Shape& shape, const Exec& exec);
 const Backend* find_backend(const char* name) noexcept;
 
+namespace cpu {
+extern const Backend kBackend;
+}
 namespace ref {
 extern const Backend kBackend;
 }

@@ -32,6 +32,10 @@ struct Operation;
 TOPKEY_OPERATIONS(X)
 #undef X
 
+/// What struct_size 0 means. A struct that grows keeps the size it had in ABI 1: specialise it here.
+template <class C>
+constexpr size_t kFirstSize = sizeof(C);
+
 /// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not know are zero; fields
 /// that this library does not know must be.
 template <class Cpp, class C>
@@ -40,7 +44,7 @@ Cpp from_c(const char* op, const char* name, const C* given) {
   const Check c(op, Mode::call);
   c.require(given != nullptr, name, "a struct", "null");
   Cpp value{};
-  const size_t size = given->struct_size == 0 ? sizeof(C) : given->struct_size;
+  const size_t size = given->struct_size == 0 ? kFirstSize<C> : given->struct_size;
   c.require(size >= sizeof(uint32_t), name, "a struct with struct_size", std::to_string(size));
   std::memcpy(&value, given, std::min(size, sizeof(C)));
   const unsigned char* bytes = reinterpret_cast<const unsigned char*>(given);
@@ -49,6 +53,19 @@ Cpp from_c(const char* op, const char* name, const C* given) {
               "newer fields that it does not know");
   }
   return value;
+}
+
+/// Queries of `q` go with keys of `format` (score.h).
+bool can_pair(KeyFormat format, DType q) {
+  switch (format) {
+    case KeyFormat::fp8: return q == DType::f8_e4m3fn || q == DType::u8;
+    case KeyFormat::mxfp4: return q == DType::u8;
+    case KeyFormat::bf16:
+    case KeyFormat::f16:
+    case KeyFormat::f32:
+    case KeyFormat::q8_0: return q == DType::f32 || q == DType::bf16 || q == DType::f16;
+  }
+  return false;
 }
 
 /// Runs `body`, turning whatever it throws into a status and a sentence.
@@ -120,6 +137,7 @@ size_t workspace(const CArgs* args, const topkey_exec* exec) noexcept {
   guard([&] {
     constexpr Op op = Operation<Args>::op;
     const Exec e = from_c<Exec>(op_name(op), "exec", exec);
+    validate_exec(op_name(op), e);
     const Shape shape = validate(from_c<Args>(op_name(op), "args", args), Mode::query);
     bytes = choose_backend(op, shape, e).workspace_bytes(op, shape);
   });
@@ -132,6 +150,7 @@ const char* unsupported(const CArgs* args, const topkey_exec* exec) noexcept {
   const topkey_status status = guard([&] {
     constexpr Op op = Operation<Args>::op;
     const Exec e = from_c<Exec>(op_name(op), "exec", exec);
+    validate_exec(op_name(op), e);
     const Shape shape = validate(from_c<Args>(op_name(op), "args", args), Mode::query);
     reason = why_unsupported(op, shape, e);
   });
@@ -174,8 +193,8 @@ const char* topkey_backend_unusable(int32_t index) {
 
 const char* topkey_arithmetic(const char* backend, topkey_key_format format, topkey_dtype q_dtype) {
   const Backend* b = find_backend(backend);
-  if (format < 0 || format > TOPKEY_FORMAT_Q8_0 || q_dtype <= 0 || q_dtype > TOPKEY_DTYPE_U8) return nullptr;
-  return b != nullptr ? b->arithmetic(static_cast<KeyFormat>(format), static_cast<DType>(q_dtype)) : nullptr;
+  if (b == nullptr || !can_pair(static_cast<KeyFormat>(format), static_cast<DType>(q_dtype))) return nullptr;
+  return b->arithmetic(static_cast<KeyFormat>(format), static_cast<DType>(q_dtype));
 }
 
 const char* topkey_numerics_version(const char* backend, topkey_key_format format) {
@@ -183,6 +202,7 @@ const char* topkey_numerics_version(const char* backend, topkey_key_format forma
   const Backend* b = find_backend(backend);
   if (b == nullptr || format < 0 || format > TOPKEY_FORMAT_Q8_0) return nullptr;
   const KeyFormat f = static_cast<KeyFormat>(format);
+  if (b->numerics(f) == 0) return nullptr;
   std::snprintf(text, sizeof text, "%s/%s/%d", format_name(f), b->name, static_cast<int>(b->numerics(f)));
   return text;
 }

@@ -81,6 +81,15 @@ int64_t check_paged(const Check& c, const PagedKeys& keys, const RowFacts& rows)
   return width > kMaxKeys / keys.cache.page_size ? kMaxKeys : width * keys.cache.page_size;
 }
 
+/// What has no meaning on one rank's keys alone: a local start, block ids and forced keys speak of the whole request.
+void check_sharded(const Check& c, const PagedMqaTopk& a) {
+  c.absent("rows.start", a.rows.start, "under a shard");
+  c.absent("admit.candidates", a.admit.candidates, "under a shard");
+  c.absent("out.blocks", a.out.blocks, "under a shard");
+  c.require(a.admit.force_first == 0, "admit.force_first", "0 under a shard", std::to_string(a.admit.force_first));
+  c.require(a.admit.force_last == 0, "admit.force_last", "0 under a shard", std::to_string(a.admit.force_last));
+}
+
 int64_t bounded(int64_t keys, const Rows& rows) {
   return rows.max_len > 0 && rows.max_len < keys ? rows.max_len : keys;
 }
@@ -100,6 +109,7 @@ Shape scored_shape(const Query& q, KeyFormat format, int64_t rows, int64_t keys,
   s.keys = keys;
   s.heads = heads;
   s.head_dim = head_dim;
+  s.candidates = -1;
   return s;
 }
 
@@ -129,7 +139,9 @@ Shape validate(const MqaLogits& a, Mode mode) {
 Shape validate(const PagedMqaLogits& a, Mode mode) {
   const Check c("paged_mqa_logits", mode);
   const RowFacts rows = check_rows(c, a.rows, false);
-  const int64_t keys = bounded(check_paged(c, a.keys, rows), a.rows);
+  const int64_t width = check_paged(c, a.keys, rows);
+  // A column is a position: with a start of its own a row may reach past max_len columns.
+  const int64_t keys = c.has(a.rows.start) ? width : bounded(width, a.rows);
   const int64_t heads = check_query(c, a.q, a.keys.cache.format, a.keys.cache.head_dim, rows.count);
   c.tensor("logits", a.logits, kWeights, {at_least(rows.count), at_least(keys)}, kUnit | kOutput);
   return scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
@@ -148,6 +160,7 @@ Shape validate(const Topk& a, Mode mode) {
   s.keys = bounded(n, a.rows);
   s.topk = a.topk;
   s.blocks = c.has(a.out.blocks) ? a.out.blocks.shape[1] : 0;
+  s.candidates = c.has(a.admit.candidates) ? a.admit.candidates.shape[1] : -1;
   return s;
 }
 
@@ -161,6 +174,7 @@ Shape validate(const SelectBlocks& a, Mode mode) {
   s.rows = rows.count;
   s.keys = bounded(n, a.rows);
   s.blocks = a.blocks.shape[1];
+  s.candidates = -1;
   return s;
 }
 
@@ -176,6 +190,7 @@ Shape validate(const MqaTopk& a, Mode mode) {
   Shape s = scored_shape(a.q, a.keys.format, rows.count, bounded(n, a.rows), heads, head_dim);
   s.topk = a.topk;
   s.blocks = c.has(a.out.blocks) ? a.out.blocks.shape[1] : 0;
+  s.candidates = c.has(a.admit.candidates) ? a.admit.candidates.shape[1] : -1;
   return s;
 }
 
@@ -184,14 +199,14 @@ Shape validate(const PagedMqaTopk& a, Mode mode) {
   c.number("topk", a.topk, 1, kMaxTopk);
   const RowFacts rows = check_rows(c, a.rows, false);
   const int64_t keys = bounded(check_paged(c, a.keys, rows), a.rows);
-  // Relative to a local start a global position means nothing; shards are cut from whole requests.
-  if (a.keys.shard.active()) c.absent("rows.start", a.rows.start, "under a shard");
+  if (a.keys.shard.active()) check_sharded(c, a);
   const int64_t heads = check_query(c, a.q, a.keys.cache.format, a.keys.cache.head_dim, rows.count);
   check_admit(c, a.admit, rows.count, -1);
   check_selection(c, a.out, rows, a.topk, true);
   Shape s = scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
   s.topk = a.topk;
   s.blocks = c.has(a.out.blocks) ? a.out.blocks.shape[1] : 0;
+  s.candidates = c.has(a.admit.candidates) ? a.admit.candidates.shape[1] : -1;
   return s;
 }
 

@@ -123,6 +123,12 @@ void Guarded::reset() {
   if (*this) std::memset(store_.get(), kPoison, bytes_);
 }
 
+bool Guarded::poisoned(int64_t row, int64_t col) const {
+  const size_t size = dtype_bytes(dtype_);
+  const uint8_t* at = store_.get() + lead_ + static_cast<size_t>(row * step_ + col) * size;
+  return std::all_of(at, at + size, [](uint8_t byte) { return byte == kPoison; });
+}
+
 std::string Guarded::touched_outside(int64_t rows, int64_t cols) const {
   const size_t size = dtype_bytes(dtype_);
   for (size_t i = 0; i < bytes_; ++i) {

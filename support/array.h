@@ -67,6 +67,8 @@ class Guarded {
   /// Empty, or a sentence on the first byte outside rows [0, rows) and columns [0, cols) that is no longer poison.
   std::string touched_outside() const { return touched_outside(rows_, cols_); }
   std::string touched_outside(int64_t rows, int64_t cols) const;
+  /// True if that element still is poison.
+  bool poisoned(int64_t row, int64_t col) const;
   /// True if every byte is still poison.
   bool untouched() const { return touched_outside(0, 0).empty(); }
 

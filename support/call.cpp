@@ -20,6 +20,20 @@ std::vector<CallArgs> defaults(std::index_sequence<I...>) {
 }
 std::vector<CallArgs> defaults() { return defaults(std::make_index_sequence<std::variant_size_v<CallArgs>>()); }
 
+/// Pages keep their stride, which a call may depend on; what lies between them stays behind as zeros. A pool shared by many layers
+/// would be mostly that: its pages are stored side by side, at the next multiple of 4 bytes, which every call accepts.
+TraceTensor copy_of_pages(const Tensor& pages) {
+  const TraceTensor dense = copy_of(pages);
+  if (pages.ndim != 2 || dense.bytes.empty()) return dense;
+  const int64_t bytes = pages.shape[1];
+  const int64_t stride = pages.stride[0] >= bytes && pages.stride[0] <= 2 * bytes ? pages.stride[0] : (bytes + 3) / 4 * 4;
+  TraceTensor copy = make_tensor(dense.dtype, {pages.shape[0], stride});
+  for (int64_t p = 0; p < pages.shape[0]; ++p) {
+    std::memcpy(copy.bytes.data() + p * stride, dense.bytes.data() + p * bytes, static_cast<size_t>(bytes));
+  }
+  return copy;
+}
+
 /// Sets a field from the trace, if the trace has it.
 class ReadFields {
  public:
@@ -71,7 +85,8 @@ class WriteFields {
   explicit WriteFields(Trace& trace) : trace_(trace) {}
 
   void operator()(const char* name, const Tensor& field) {
-    if (field.data != nullptr) trace_.tensors.insert_or_assign(name, copy_of(field));
+    if (field.data == nullptr) return;
+    trace_.tensors.insert_or_assign(name, std::strcmp(name, "cache") == 0 ? copy_of_pages(field) : copy_of(field));
   }
   void operator()(const char* name, int64_t field) {
     if (field != 0) trace_.metadata[name] = std::to_string(field);
@@ -124,20 +139,6 @@ void default_head_dim(Args& a) {
       a.keys.cache.head_dim = static_cast<int32_t>(a.keys.cache.format == KeyFormat::mxfp4 ? 2 * q.shape[2] : q.shape[2]);
     }
   }
-}
-
-/// "indices,scores": the outputs that a selection has.
-std::string outputs_of(const Selection& out) {
-  std::string list;
-  const auto add = [&](const char* name, const Tensor& t) {
-    if (t.data != nullptr) list += (list.empty() ? "" : ",") + std::string(name);
-  };
-  add("indices", out.indices);
-  add("slots", out.slots);
-  add("scores", out.scores);
-  add("counts", out.counts);
-  add("blocks", out.blocks);
-  return list;
 }
 
 struct DTypeName {
@@ -220,6 +221,40 @@ KeyFormat format_by_name(const std::string& name) {
   return format;
 }
 
+std::vector<std::pair<std::string, Tensor>> output_tensors(const CallArgs& args) {
+  std::vector<std::pair<std::string, Tensor>> list;
+  const auto add = [&](const char* name, const Tensor& t) {
+    if (t.data != nullptr) list.emplace_back(name, t);
+  };
+  struct Visitor {
+    decltype(add)& put;
+    void operator()(const Selection& out) {
+      put("indices", out.indices), put("slots", out.slots), put("scores", out.scores);
+      put("counts", out.counts), put("blocks", out.blocks);
+    }
+    void operator()(const DenseKeys& out) { put("keys", out.values), put("key_scale", out.scales); }
+    void operator()(const ExpandRows& a) {
+      put("row_request", a.row_request), put("lens", a.lens), put("positions", a.positions), put("slots", a.slots);
+    }
+    void operator()(const ToSlots& a) { put("slots", a.slots), put("counts", a.counts); }
+    void operator()(const QuantizeQ& a) {
+      put("q_out", a.q_out), put("q_scales_out", a.q_scales_out), put("weights_out", a.weights_out);
+    }
+    void operator()(const StoreK& a) { put("cache", a.cache.pages); }
+    void operator()(const QuantizeK& a) { (*this)(a.out); }
+    void operator()(const GatherK& a) { (*this)(a.out); }
+    void operator()(const MqaLogits& a) { put("logits", a.logits); }
+    void operator()(const PagedMqaLogits& a) { put("logits", a.logits); }
+    void operator()(const SelectBlocks& a) { put("blocks", a.blocks); }
+    void operator()(const Topk& a) { (*this)(a.out); }
+    void operator()(const MqaTopk& a) { (*this)(a.out); }
+    void operator()(const PagedMqaTopk& a) { (*this)(a.out); }
+    void operator()(const MergeTopk& a) { (*this)(a.out); }
+  };
+  std::visit(Visitor{add}, args);
+  return list;
+}
+
 void run_args(const CallArgs& args, const Exec& exec) {
   std::visit([&](const auto& a) { support::run(a, exec); }, args);
 }
@@ -274,11 +309,14 @@ Trace trace_of(const CallArgs& args) {
         fields(write, a);
         if constexpr (requires { a.q.values; }) write("heads", a.q.values.shape[1]);
         if constexpr (requires { a.out.indices; }) {
-          trace.metadata["out"] = outputs_of(a.out);
+          std::string& out = trace.metadata["out"];
+          for (const auto& [name, tensor] : output_tensors(args)) out += (out.empty() ? "" : ",") + name;
           if (a.out.blocks.data != nullptr) write("num_blocks", a.out.blocks.shape[1]);
         }
         if constexpr (requires { a.blocks; }) write("num_blocks", a.blocks.shape[1]);
-        if constexpr (requires { a.logits; }) trace.metadata["logits_dtype"] = trace_dtype(a.logits.dtype);
+        if constexpr (requires { a.logits; }) {
+          if (a.logits.data != nullptr) trace.metadata["logits_dtype"] = trace_dtype(a.logits.dtype);
+        }
       },
       args);
   if (const TraceTensor* cache = trace.find("cache")) write("page_stride", cache->shape[1]);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -57,6 +58,8 @@ class Call {
 /// The inputs of a call as a trace: tensors copied (row-major), numbers that are not the default, `out` naming the outputs it has.
 Trace trace_of(const CallArgs& args);
 
+/// Outputs that `args` has, by their API names.
+std::vector<std::pair<std::string, Tensor>> output_tensors(const CallArgs& args);
 void run_args(const CallArgs& args, const Exec& exec);
 /// Null where exec.backend (or the best one) can run it, else the reason; valid until this thread's next call.
 const char* args_unsupported(const CallArgs& args, const Exec& exec);

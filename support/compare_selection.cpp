@@ -31,7 +31,8 @@ int64_t slot_of(const SlotMap& map, int64_t line, int64_t position) {
   const int64_t column = position / map.page_size;
   if (position < 0 || line < 0 || line >= table.shape[0] || column >= table.shape[1]) return -1;
   const int64_t page = int_at(table, line, column);
-  return page < 0 ? -1 : page * map.page_size + position % map.page_size;
+  const int64_t slot = page * map.page_size + position % map.page_size;
+  return page < 0 || slot > std::numeric_limits<int32_t>::max() ? -1 : slot;
 }
 
 std::vector<Entry> entries_of(const Selection& out, const Naming& naming, const RowQuestion& q, const RowAnswer& a,

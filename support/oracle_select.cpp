@@ -193,6 +193,7 @@ RowQuestion question(const MergeTopk& args, int64_t row) {
   q.range.end = std::numeric_limits<int32_t>::max();
   q.range.fill_only = q.range.request < 0;
   common(q, Admit{}, args.out, args.topk);
+  q.must_score = true;  // a merge reads every entry it is given
   for (int64_t w = 0; w < args.indices.shape[0] && !q.range.fill_only; ++w) {
     for (int64_t i = 0; i < args.indices.shape[2]; ++i) {
       int32_t index;

@@ -14,7 +14,7 @@
 
 #include "support/array.h"
 #include "support/run.h"
-#include "tests/testing.h"
+#include "tests/backend_test.h"
 #include "topkey/topkey.h"
 
 namespace {
@@ -266,6 +266,6 @@ TEST_P(GoldenTest, Keys) {
   EXPECT_GE(ran_, 3 * cases) << "fp8 and q8_0 are never refused";
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GoldenTest, topkey::testing::every_backend(), topkey::testing::backend_name);
+TOPKEY_ON_EVERY_BACKEND(GoldenTest);
 
 }  // namespace

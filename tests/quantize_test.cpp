@@ -15,7 +15,7 @@
 #include "support/array.h"
 #include "support/patterns.h"
 #include "support/run.h"
-#include "tests/testing.h"
+#include "tests/backend_test.h"
 #include "topkey/topkey.h"
 
 namespace {
@@ -190,7 +190,7 @@ TEST_P(QuantizeTest, NonFiniteQueryHeadsAndWeights) {
   a.softmax_scale = 0.5f;
   a.head_scale = 0.25f;
   a.q_out = topkey::tensor(codes.view().data, DType::u8, {2, 3, 32});
-  a.weights_out = out.view(true);
+  a.weights_out = out.view();
   topkey::support::run(a, exec());
   const auto bits = [&](int64_t r, int64_t h) { return topkey::bits_of(topkey::support::float_at(out.view(), r, h)); };
   EXPECT_EQ(bits(1, 1), kNan);
@@ -307,6 +307,6 @@ TEST_P(QuantizeTest, StatisticsAreAddedTo) {
   EXPECT_EQ(std::vector<uint64_t>(stats, stats + 8), (std::vector<uint64_t>{103, 1, 2, 3, 4, 5, 6, 7}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, QuantizeTest, topkey::testing::every_backend(), topkey::testing::backend_name);
+TOPKEY_ON_EVERY_BACKEND(QuantizeTest);
 
 }  // namespace

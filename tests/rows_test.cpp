@@ -13,7 +13,7 @@
 #include "support/array.h"
 #include "support/patterns.h"
 #include "support/run.h"
-#include "tests/testing.h"
+#include "tests/backend_test.h"
 #include "topkey/topkey.h"
 
 namespace {
@@ -321,7 +321,7 @@ TEST_P(RowsTest, EveryTensorMayBeStrided) {
 }
 
 TEST_P(RowsTest, CountedFormulationAgrees) {
-  EXPECT_TRUE(rc::check("expand_rows equals counting key rows one by one", [this] {
+  EXPECT_TRUE(topkey::testing::property("expand_rows equals counting key rows one by one", 300, [this] {
     topkey::support::Random random(*rc::gen::arbitrary<uint32_t>());
     Step s;
     s.query_start = {0};
@@ -344,6 +344,6 @@ TEST_P(RowsTest, CountedFormulationAgrees) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, RowsTest, topkey::testing::every_backend(), topkey::testing::backend_name);
+TOPKEY_ON_EVERY_BACKEND(RowsTest);
 
 }  // namespace

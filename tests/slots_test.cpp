@@ -12,7 +12,7 @@
 #include "support/array.h"
 #include "support/patterns.h"
 #include "support/run.h"
-#include "tests/testing.h"
+#include "tests/backend_test.h"
 #include "topkey/topkey.h"
 
 namespace {
@@ -212,7 +212,7 @@ TEST_P(SlotsTest, EmptyRowsAndEmptyColumns) {
 }
 
 TEST_P(SlotsTest, ListedFormulationAgrees) {
-  EXPECT_TRUE(rc::check("to_slots equals listing the rank's own positions", [this] {
+  EXPECT_TRUE(topkey::testing::property("to_slots equals listing the rank's own positions", 300, [this] {
     topkey::support::Random random(*rc::gen::arbitrary<uint32_t>());
     Ask ask;
     ask.page_size = static_cast<int32_t>(random.between(1, 70));
@@ -265,6 +265,6 @@ TEST_P(SlotsTest, ReadersFindWhatWritersWrote) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, SlotsTest, topkey::testing::every_backend(), topkey::testing::backend_name);
+TOPKEY_ON_EVERY_BACKEND(SlotsTest);
 
 }  // namespace

@@ -94,7 +94,7 @@ class Model:
         """The gated MLP of a layer without its residual, [T, hidden]."""
         name = f"blk.{layer}."
         h = rms_norm(x, self.weight(name + "ffn_norm"), self.config.norm_eps)
-        gate = h @ self.weight(name + "ffn_gate").T
+        gate: F32 = h @ self.weight(name + "ffn_gate").T
         gate /= 1 + np.exp(-gate)  # SiLU
         gate *= h @ self.weight(name + "ffn_up").T
         return gate @ self.weight(name + "ffn_down").T
@@ -102,8 +102,8 @@ class Model:
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    square: F32 = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(square + np.float32(eps)) * weight
+    norm: F32 = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+    return x / norm * weight
 
 
 def rope_table(tokens: int, config: Config) -> tuple[F32, F32]:
@@ -117,8 +117,8 @@ def rope_table(tokens: int, config: Config) -> tuple[F32, F32]:
 def rope(x: F32, turn: tuple[F32, F32]) -> F32:
     """Rotates the pairs (2i, 2i+1) of [T, heads, D].
 
-    The interleaved form, because a llama-architecture GGUF stores the rows of attn_q and attn_k in the order that makes it
-    equal the half-split form of the original checkpoint. q and k share the order, so dot products are those of the
+    The interleaved form, because a llama-architecture GGUF stores the rows of attn_q and attn_k in the order that makes
+    it equal the half-split form of the original checkpoint. q and k share the order, so dot products are those of the
     checkpoint. (Half-split rope on these rows gives a perplexity of several hundred.)
     """
     cos, sin = turn

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Byte-level BPE from the vocabulary and merge list in a GGUF's metadata.
 
-The metadata names the splitting rule ("smollm"): every digit is a piece of its own, and what lies between digits is split
-by the GPT-2 pattern. Python's `re` has no Unicode property classes, so the pattern is written for ASCII and other text is
-refused rather than split a little wrongly.
+The metadata names the splitting rule ("smollm"): every digit is a piece of its own, and what lies between digits is
+split by the GPT-2 pattern. Python's `re` has no Unicode property classes, so the pattern is written for ASCII and other
+text is refused rather than split a little wrongly.
 """
 
 from __future__ import annotations

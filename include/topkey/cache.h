@@ -11,6 +11,7 @@ namespace topkey {
 /// Norm, rope, Hadamard, quantise, scatter: one pass. Or scatter of ready codes (k in the cache's own codes, k_scales given where the
 /// format has scales). Row t goes to slot_mapping[t] = page * page_size + offset; a negative slot is not written and its row not
 /// looked at; a slot outside the cache is not written and counted. Equal slots in one call: one of the rows, whole.
+/// Inf and NaN as in QuantizeK. k and the cache must not overlap.
 struct StoreK {
   uint32_t struct_size;
   Tensor k;         ///< f32|bf16|f16 [>=T,D]; ready codes: as DenseKeys.values of cache.format; unit
@@ -33,7 +34,7 @@ struct GatherK {
   PagedKeys keys;  ///< block_table per request
   Tensor indptr;   ///< i32 [B+1], ascending from 0
   int64_t
-      total;  ///< host upper bound of indptr[B]; more than out has rows raises. Rows past it are not written and counted
+      total;  ///< host upper bound of indptr[B]; more than out has rows raises. Rows past it are not written, and are counted
   DenseKeys out;  ///< [>=total,...] in the cache's format
 };
 TOPKEY_OP(gather_k, GatherK)

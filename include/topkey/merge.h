@@ -10,7 +10,7 @@ namespace topkey {
 
 /// scores f32 and indices i32 [W,R,K] as an all-gather leaves them: global positions, each in one part only, -1 = unused. The merged
 /// order is that of stage select without forced keys. rows gives count (R) and, for slots, each row's request; its windows are not
-/// used. Blocks and scores of the parts: Selection.blocks must be absent.
+/// used; a row with request < 0 gets fill. out.blocks must be absent; out.index_base is added.
 struct MergeTopk {
   uint32_t struct_size;
   Tensor scores, indices;

@@ -19,7 +19,7 @@ inline float float_of(uint32_t bits) noexcept {
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
-/// The one NaN that TopKey writes (SPEC 3).
+/// The one NaN that TopKey writes (docs/numerics.md).
 inline float canonical_nan() noexcept { return float_of(0x7FC00000u); }
 inline bool is_nan_bits(uint32_t bits) noexcept { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
 inline bool is_finite_bits(uint32_t bits) noexcept { return (bits & 0x7F800000u) != 0x7F800000u; }

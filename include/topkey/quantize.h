@@ -14,14 +14,14 @@ enum class NormKind : int32_t { none, layer, rms };
 /// to the input's dtype.
 struct Norm {
   NormKind kind;
-  Tensor weight, bias;  ///< f32|bf16 [D]; weight absent = 1, bias absent = 0 (layer only)
+  Tensor weight, bias;  ///< f32|bf16 [D]; absent = nothing is multiplied, or added; bias in layer only
   float eps;
 };
 
 /// Rotates dim dims of each vector by cos_sin[positions[t]]: (a, b) -> (a*cos - b*sin, b*cos + a*sin), rounded to the input's dtype.
 /// half-split pairs (i, i + dim/2), interleaved pairs (2i, 2i + 1). Default: half-split on the leading dims.
 struct Rope {
-  Tensor positions;  ///< i32|i64 [T]; one outside the table makes the vector NaN
+  Tensor positions;  ///< i32|i64 [T]; one outside the table makes the vector NaN and is counted; strict raises
   Tensor cos_sin;    ///< f32|bf16|f16 [max_pos, dim] = cos | sin, dim/2 each
   int32_t dim;       ///< even, at most D; 0 = no rope
   bool interleaved, trailing;
@@ -29,7 +29,8 @@ struct Rope {
 
 /// Queries [R,H,D] to codes. fp8: weights_out = weights * q_scale * softmax_scale * head_scale (the rule names the order); mxfp4: q
 /// scales stay in q_scales_out; other formats: q_out in its own dtype, weights_out = weights * softmax_scale * head_scale.
-/// An inf or NaN in a vector: codes NaN, weights_out NaN. Outputs must not overlap inputs. Cost: one pass.
+/// An inf or NaN in a vector: fp8 codes 0x7F and weights_out NaN; plain formats carry it element by element. Outputs must not
+/// overlap inputs. Cost: one pass.
 struct QuantizeQ {
   uint32_t struct_size;
   Tensor q;                         ///< f32|bf16|f16 [R,H,D], unit
@@ -45,7 +46,8 @@ struct QuantizeQ {
 };
 TOPKEY_OP(quantize_q, QuantizeQ)
 
-/// Keys [T,D] to codes and scales, dense. Outputs must not overlap inputs. Cost: one pass.
+/// Keys [T,D] to codes and scales, dense. An inf or NaN in a vector: fp8 codes 0x7F and scale NaN; q8_0: that block's d NaN, its
+/// codes 0; plain formats element by element, too large = inf. Outputs must not overlap inputs. Cost: one pass.
 struct QuantizeK {
   uint32_t struct_size;
   Tensor k;  ///< f32|bf16|f16 [T,D], unit

@@ -18,7 +18,7 @@ struct Rows {
   Tensor start;     ///< i32 [R]; absent = 0. Dense keys: columns of the key matrix
   Tensor request;   ///< i32 [R], row of the tables; adjacent equal rows share key reads
   Tensor q_indptr;  ///< i32 [B+1], instead of request: rows q_indptr[b]..q_indptr[b+1]-1
-  int32_t next_n;   ///< instead of both: next_n rows a request (0 = 1); count must be a multiple of it
+  int32_t next_n;   ///< instead of both: next_n rows a request (0 = 1); count must be a multiple of it. Beside them: the form of `end`
   int64_t
       max_len;  ///< upper bound of end - start (0 = N or the table's width in keys); keys past it are not live. Time follows real lengths
 };
@@ -26,7 +26,8 @@ struct Rows {
 /// From **device** lengths to rows, on the device, graph-safe: row r of request b (query_start[b] <= r < query_start[b+1]) stands at
 /// token position p = seq_lens[b] - (query_start[b+1] - query_start[b]) + r - query_start[b] and sees (p + 1) / ratio key rows, of
 /// which a shard's rank sees its own part. A token that completes a key row ((p + 1) % ratio == 0) and is owned gets the slot of
-/// that key row: c = p / ratio; page column c / (page_size * world_size); else -1.
+/// that key row: c = p / ratio, made local under the shard, through the request's block table; else -1. A completed key row without a
+/// page gets -1, is counted, and raises under strict. More query rows than tokens: length 0, position -1 for the first of them.
 /// Rows of no request: request -1, length 0, position -1, slot -1. Cost: one pass over capacity rows.
 struct ExpandRows {
   uint32_t struct_size;
@@ -45,7 +46,8 @@ struct ExpandRows {
 TOPKEY_OP(expand_rows, ExpandRows)
 
 /// Positions to physical slots: block_table[request, p / page_size] * page_size + p % page_size, with p made local under a shard;
-/// -1 for a negative position, one another rank owns, a request or column outside the table, or a negative page id.
+/// -1 for a negative position or one another rank owns; -1, counted and raised under strict, for a request or column outside the
+/// table, a negative page id, or a slot past int32.
 struct ToSlots {
   uint32_t struct_size;
   Tensor indices;      ///< i32 [R,K] positions (global under a shard), -1 = none

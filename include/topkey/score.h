@@ -18,7 +18,7 @@ struct Query {
 
 /// Dense keys [N,...]: logits f32|bf16 [R,>=N], unit; column n = key n. Only columns inside [start, end) are written, unless `clean`:
 /// then -inf outside it in all N columns. A visible key that is not live gets -inf. mask as in Admit. bf16 logits are the f32
-/// score rounded to nearest even. Cost: one read of the keys, 2*R*N*H*D FLOP, R*N written.
+/// score rounded to nearest even. Logits must not overlap inputs. Cost: one read of the keys, 2*R*N*H*D FLOP, R*N written.
 struct MqaLogits {
   uint32_t struct_size;
   Query q;
@@ -31,7 +31,7 @@ struct MqaLogits {
 TOPKEY_OP(mqa_logits, MqaLogits)
 
 /// Paged keys: column = position in the request (local under a shard); logits [R, >= max_len], where max_len absent = the table's
-/// width in keys. clean: -inf outside the window in all columns below max_len.
+/// width in keys; with rows.start it must be [R, >= the table's width in keys]. clean: -inf outside the window in all columns below max_len.
 struct PagedMqaLogits {
   uint32_t struct_size;
   Query q;

@@ -21,7 +21,7 @@ struct Admit {
   int32_t candidate_block_size;  ///< keys a block
   Tensor mask;  ///< dense keys and given scores: b8 [R,N] (0 hides), or f32|f16 [R,N] added to scores, -inf hides
   int32_t force_first,
-      force_last;  ///< so many first and last visible keys win before any other, if live; they count towards topk
+      force_last;  ///< so many first and last visible keys (of the window, live or not) win before any other, if live
 };
 
 /// The block table of the cache that the attention reads, which may differ from the key cache's.
@@ -36,7 +36,8 @@ struct SlotMap {
 struct Selection {
   Tensor indices;  ///< i32 [R,>=topk] position - start + index_base[r]; global position under a shard
   Tensor slots;    ///< i32 [R,>=topk] page * page_size + offset by slot_map, same order; -1 where the map has no page.
-      ///< Paged keys: of the key's position; dense keys and given scores: of position - start; merge: of the index
+      ///< Paged keys: of the key's (local) position; dense keys, given scores: of position - start; merge: of the index.
+  ///< A request beyond the map gives -1, counted; the row's indices stay
   Tensor scores;       ///< f32 [R,>=topk], same order, canonical; -inf in unused slots. Short rows are then scored too
   Tensor counts;       ///< i32 [R] entries used
   Tensor blocks;       ///< i32 [R,C]: also publish the best C candidate blocks: ascending ids, -1 unused
@@ -48,8 +49,8 @@ struct Selection {
   int32_t fill_value;
 };
 
-/// Selection on given scores. Rows whose live keys fit topk are answered without reading scores, unless scores, score order or
-/// blocks are asked for.
+/// Selection on given scores. Where a row's live keys fit topk no score decides anything: they count as scored only if scores,
+/// score order or blocks are asked for.
 struct Topk {
   uint32_t struct_size;
   Tensor scores;    ///< f32|bf16|f16 [R,N], unit
@@ -62,7 +63,7 @@ struct Topk {
 TOPKEY_OP(topk, Topk)
 
 /// Best blocks of given scores: a block's score is that of its best live key; a row's newest block is always among them; ties to the
-/// lower block; blocks without a live key never; ascending ids, unused = -1. Blocks count from the row's start.
+/// lower block; other blocks without a live key never; ascending ids, unused = -1. Blocks count from the row's start.
 struct SelectBlocks {
   uint32_t struct_size;
   Tensor scores;  ///< f32|bf16|f16 [R,N], unit

@@ -352,7 +352,7 @@ TOPKEY_API const char* topkey_last_error(void);
 TOPKEY_API const char* topkey_backend_name(int32_t index);
 TOPKEY_API topkey_device topkey_backend_device(int32_t index);
 TOPKEY_API const char* topkey_backend_unusable(int32_t index);
-/* Name of the score arithmetic of a backend for keys of `format` and queries of `q_dtype` (SPEC 2); null if it has none. */
+/* Name of the score arithmetic of a backend for keys of `format` and queries of `q_dtype` (docs/numerics.md); null if it has none. */
 TOPKEY_API const char* topkey_arithmetic(const char* backend, topkey_key_format format, topkey_dtype q_dtype);
 TOPKEY_API const char* topkey_numerics_version(const char* backend, topkey_key_format format);
 TOPKEY_API topkey_status topkey_prepare(topkey_device device, int32_t device_id);

@@ -30,6 +30,14 @@ struct Tensor {
   DType dtype;
 };
 
+/// In a call a tensor is there when it has data; an empty one may well have no address: it is there too, with nothing in it.
+inline bool present(const Tensor& t) noexcept {
+  if (t.data != nullptr) return true;
+  bool empty = false;
+  for (int32_t i = 0; i < t.ndim && i < 4; ++i) empty = empty || t.shape[i] == 0;
+  return t.dtype != DType::none && empty;
+}
+
 /// A tensor over `data`; row-major strides unless given. More than 4 extents, or as many strides as extents missing: throws.
 inline Tensor tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape,
                      std::initializer_list<int64_t> stride = {}) {
@@ -55,6 +63,7 @@ inline Tensor tensor(const void* data, DType dtype, std::initializer_list<int64_
 enum class Device : int32_t { cpu, cuda };
 
 /// One of `size` caller threads that all make the same call (ggml's ith of nth). barrier(ctx) returns when all have entered it.
+/// Wrong arguments throw on every member; a failure inside a backend that runs on one thread (`ref`) throws on rank 0 alone.
 struct Team {
   int32_t rank, size;
   void (*barrier)(void* ctx);
@@ -63,12 +72,14 @@ struct Team {
 
 /// Words of exec.stats (u64[kNumStats] on exec.device; a call adds to them, once it has succeeded).
 enum Stat : int32_t {
-  kRows,        ///< query rows answered, padding rows included
+  kRows,        ///< query rows answered, padding included; key rows of producers and gather_k; capacity of expand_rows
   kScoredKeys,  ///< (row, key) pairs whose score was computed or read
   kRescans,     ///< rows for which a bounded buffer overflowed and the exact way out was taken
   kSkippedPages,  ///< admitted (row, key) pairs that a wild value made not live (page id outside the cache, position beyond the
-                  ///< table, max_len or the key matrix), rows with a wild request id, gather_k rows likewise
-  kSkippedSlots,  ///< slots outside the cache that were not written (store_k); positions without a slot (slots output, to_slots)
+                  ///< table, max_len or the key matrix), rows with a wild request id, gather_k rows and rope
+                  ///< positions likewise
+  kSkippedSlots,  ///< slots outside the cache that were not written (store_k); positions without a slot
+                  ///< (slots output, to_slots, expand_rows)
   kNanScores,  ///< (row, key) pairs whose score is NaN, of those scored
   kTiedCuts,   ///< rows whose topk-th and next key have equal scores: another tie rule would answer differently
   kReserved,
@@ -89,7 +100,7 @@ struct Exec {
   const Team* team;          ///< CPU: the caller's own threads; null = the library's
   uint64_t* stats;
   uint32_t flags;
-  const char* arithmetic;  ///< null = the backend's own (SPEC 2); else its name: fails where the backend has another
+  const char* arithmetic;  ///< null = the backend's own (docs/numerics.md); else its name: fails where the backend has another
   const char* strategy;    ///< selection strategy, for tests and tuning; null = the backend's choice
   bool
       strict;  ///< ref, cpu: wild device values (page ids, slots, request ids, lengths) raise before anything is written

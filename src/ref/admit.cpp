@@ -10,7 +10,7 @@ namespace topkey::ref {
 
 std::vector<Run> admitted_runs(const Window& w, const Admit& admit, int64_t row) {
   if (w.size() == 0) return {};
-  if (admit.candidates.data == nullptr) return {{w.start, w.end}};
+  if (!present(admit.candidates)) return {{w.start, w.end}};
   std::vector<int64_t> ids;
   for (int64_t c = 0; c < admit.candidates.shape[1]; ++c) ids.push_back(integer(admit.candidates, row, c));
   std::sort(ids.begin(), ids.end());

@@ -20,15 +20,17 @@ const char* why_not(Op, const Shape& shape) {
 
 const char* arithmetic(KeyFormat format, DType) { return format == KeyFormat::mxfp4 ? nullptr : "ref"; }
 constexpr const char* kStrategies[] = {"sort", nullptr};
-int32_t numerics(KeyFormat) { return 1; }
+int32_t numerics(KeyFormat format) { return format == KeyFormat::mxfp4 ? 0 : 1; }
 size_t workspace_bytes(Op, const Shape&) { return 0; }
 
 }  // namespace
 
 constinit const Backend kBackend = {
-    "ref", Device::cpu, true, unusable, why_not, arithmetic, kStrategies, numerics, workspace_bytes,
-    expand_rows, to_slots, quantize_q, quantize_k, store_k, gather_k, mqa_logits, paged_mqa_logits, topk, select_blocks,
-    mqa_topk, paged_mqa_topk, merge_topk,
+    "ref",          Device::cpu,      true,       unusable,        why_not,
+    arithmetic,     kStrategies,      numerics,   workspace_bytes, expand_rows,
+    to_slots,       quantize_q,       quantize_k, store_k,         gather_k,
+    mqa_logits,     paged_mqa_logits, topk,       select_blocks,   mqa_topk,
+    paged_mqa_topk, merge_topk,
 };
 
 }  // namespace topkey::ref

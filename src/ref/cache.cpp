@@ -60,6 +60,10 @@ void store_k(const StoreK& a, const Exec& exec) {
     const int64_t slot = integer(a.slot_mapping, r);
     if (slot >= slots) counts.wild(kSkippedSlots, 1, "slot", r, slot);
   }
+  const auto unwritten = [&](int64_t r) {
+    return integer(a.slot_mapping, r) < 0 || integer(a.slot_mapping, r) >= slots;
+  };
+  count_wild_positions(a.rope, rows, counts, unwritten);
   counts.raise_if_strict("store_k", exec);
   std::vector<float> x(static_cast<size_t>(cache.head_dim));
   for (int64_t r = 0; r < rows; ++r) {

@@ -15,6 +15,7 @@ void merge_topk(const MergeTopk& a, const Exec& exec) {
     Window w = window_of(a.rows, r, 0);
     w.start = w.end = 0;  // positions are global already
     std::vector<Entry> entries;
+    if (w.request < 0) return choose({}, w, a.topk, a.out, true, counts);
     for (int64_t part = 0; part < a.scores.shape[0]; ++part) {
       for (int64_t i = 0; i < a.scores.shape[2]; ++i) {
         const int64_t position = integer(a.indices, part, r, i);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // One vector through norm, rope, Hadamard, amax and quantisation: what quantize_q, quantize_k and store_k share. f32, each step rounded
-// once, the order of SPEC 4.
+// once, the order of docs/formats.md.
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "ref/rows.h"
 #include "ref/view.h"
 
 namespace topkey::ref {
 
-/// What one named rule does (the table of API.md 2, docs/formats.md).
+/// What one named rule does (docs/formats.md).
 struct RuleFacts {
   bool roped_bf16, whole_bf16;                      ///< rounded to bf16 before amax
   float floor;                                      ///< of amax
@@ -31,6 +32,17 @@ struct Transform {
 inline float one_nan(float x) { return is_nan_bits(bits_of(x)) ? canonical_nan() : x; }
 /// In place on x[D]; row picks the rope position. A position outside the table makes the whole vector NaN.
 void transform(const Transform& t, int64_t row, std::vector<float>& x);
+
+/// Counts rope positions of `rows` rows outside the table (of rows that `skip` does not name), so that strict can raise first.
+template <class Skip>
+void count_wild_positions(const Rope& rope, int64_t rows, Counts& counts, Skip&& skip) {
+  for (int64_t r = 0; rope.dim > 0 && r < rows; ++r) {
+    const int64_t position = integer(rope.positions, r);
+    if (!skip(r) && (position < 0 || position >= rope.cos_sin.shape[0])) {
+      counts.wild(kSkippedPages, 1, "rope position", r, position);
+    }
+  }
+}
 
 /// fp8 codes [D] and the scale. An inf or NaN anywhere: codes 0x7F, scale NaN. Returns the scale.
 float quantize_fp8(const RuleFacts& rule, ScaleRule scale, std::vector<float>& x, uint8_t* codes);

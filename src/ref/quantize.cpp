@@ -26,6 +26,9 @@ float scaled_weight(float w, float q_scale, bool has_q_scale, bool joined, const
 void quantize_q(const QuantizeQ& a, const Exec& exec) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2];
   const bool fp8 = a.format == KeyFormat::fp8;
+  Counts counts;
+  count_wild_positions(a.rope, rows, counts, [](int64_t) { return false; });
+  counts.raise_if_strict("quantize_q", exec);
   const RuleFacts rule = facts_of(a.rule, true, ScaleRule::ue8m0);
   const Transform t{nullptr, &a.rope, a.hadamard, a.q.dtype, fp8 && rule.roped_bf16};
   std::vector<float> x(static_cast<size_t>(dim));
@@ -45,7 +48,6 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
           scaled_weight(real(a.weights, r, h), q_scale, fp8, fp8 && rule.joined_scales, a);
     }
   }
-  Counts counts;
   counts.add(kRows, rows);
   counts.publish(exec);
 }
@@ -53,6 +55,9 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
 void quantize_k(const QuantizeK& a, const Exec& exec) {
   const int64_t rows = a.k.shape[0], dim = a.k.shape[1];
   const Transform t{&a.norm, &a.rope, a.hadamard, a.k.dtype, false};
+  Counts counts;
+  count_wild_positions(a.rope, rows, counts, [](int64_t) { return false; });
+  counts.raise_if_strict("quantize_k", exec);
   const int64_t element_bytes = a.out.format == KeyFormat::f32                                      ? 4
                                 : a.out.format == KeyFormat::bf16 || a.out.format == KeyFormat::f16 ? 2
                                                                                                     : 1;
@@ -65,7 +70,6 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
         a.out.scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(a.out.scales, r)) : nullptr;
     quantize_row(a.out.format, a.rule, a.scale, x, values, scale);
   }
-  Counts counts;
   counts.add(kRows, rows);
   counts.publish(exec);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A query row's request and window, as the caller's tensors say it (API.md 1, "Rows"), and the counts that a call adds to exec.stats.
+// A query row's request and window, as the caller's tensors say it (include/topkey/rows.h), and the counts that a call adds to exec.stats.
 #pragma once
 #include <cstdint>
 #include <string>

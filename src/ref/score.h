@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `score`, reference backend: S_ref of SPEC 2, the definition that every other arithmetic is compared with.
+// Stage `score`, reference backend: S_ref of docs/numerics.md, the definition that every other arithmetic is compared with.
 #pragma once
 #include <vector>
 

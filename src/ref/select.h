@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `select`, reference backend: a full sort under the order of SPEC 3, and the one way by which answers leave this backend.
+// Stage `select`, reference backend: a full sort under the order of docs/numerics.md, and the one way by which answers leave this backend.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -12,36 +12,29 @@
 namespace topkey::cli {
 namespace {
 
-/// Rows [first, first + count) of t along its first dimension.
-void cut(Tensor& t, int64_t first, int64_t count) {
-  if (t.data == nullptr) return;
-  t.data = static_cast<std::byte*>(t.data) + first * t.stride[0] * static_cast<int64_t>(support::dtype_bytes(t.dtype));
-  t.shape[0] = count;
-}
-
 struct Cutter {
   int64_t first, count, next_n;
 
   void operator()(Rows& rows) const {
     // With next_n, `end` may have an entry a request.
     if (rows.end.data != nullptr && rows.end.shape[0] < rows.count) {
-      cut(rows.end, first / next_n, count / next_n);
+      cut_tensor(rows.end, first / next_n, count / next_n);
     } else {
-      cut(rows.end, first, count);
+      cut_tensor(rows.end, first, count);
     }
-    cut(rows.length, first, count);
-    cut(rows.start, first, count);
-    cut(rows.request, first, count);
+    cut_tensor(rows.length, first, count);
+    cut_tensor(rows.start, first, count);
+    cut_tensor(rows.request, first, count);
     rows.count = count;
   }
   /// A table has a line a query row, or a line a request; without explicit requests, row r belongs to request r / next_n.
   void table(Tensor& t, bool per_row, bool explicit_requests) const {
     if (t.data == nullptr) return;
-    if (per_row) return cut(t, first, count);
-    if (!explicit_requests) cut(t, first / next_n, std::min(count / next_n, t.shape[0] - first / next_n));
+    if (per_row) return cut_tensor(t, first, count);
+    if (!explicit_requests) cut_tensor(t, first / next_n, std::min(count / next_n, t.shape[0] - first / next_n));
   }
   void operator()(Selection& out, bool explicit_requests) const {
-    for (Tensor* t : {&out.indices, &out.slots, &out.scores, &out.counts, &out.blocks, &out.index_base}) cut(*t, first, count);
+    for (Tensor* t : {&out.indices, &out.slots, &out.scores, &out.counts, &out.blocks, &out.index_base}) cut_tensor(*t, first, count);
     table(out.slot_map.block_table, out.slot_map.table_per_row, explicit_requests);
   }
 };
@@ -50,18 +43,18 @@ template <class Args>
 void cut_args(Args& a, const Cutter& cutter) {
   const bool explicit_requests = a.rows.request.data != nullptr;
   if constexpr (requires { a.q; }) {
-    for (Tensor* t : {&a.q.values, &a.q.scales, &a.q.weights}) cut(*t, cutter.first, cutter.count);
+    for (Tensor* t : {&a.q.values, &a.q.scales, &a.q.weights}) cut_tensor(*t, cutter.first, cutter.count);
   } else {
-    cut(a.scores, cutter.first, cutter.count);
-    cut(a.row_topk, cutter.first, cutter.count);
+    cut_tensor(a.scores, cutter.first, cutter.count);
+    cut_tensor(a.row_topk, cutter.first, cutter.count);
   }
   if constexpr (requires { a.keys.block_table; }) cutter.table(a.keys.block_table, a.keys.table_per_row, explicit_requests);
   if constexpr (requires { a.admit; }) {
-    cut(a.admit.candidates, cutter.first, cutter.count);
-    cut(a.admit.mask, cutter.first, cutter.count);
+    cut_tensor(a.admit.candidates, cutter.first, cutter.count);
+    cut_tensor(a.admit.mask, cutter.first, cutter.count);
   }
-  if constexpr (requires { a.mask; }) cut(a.mask, cutter.first, cutter.count);
-  if constexpr (requires { a.logits; }) cut(a.logits, cutter.first, cutter.count);
+  if constexpr (requires { a.mask; }) cut_tensor(a.mask, cutter.first, cutter.count);
+  if constexpr (requires { a.logits; }) cut_tensor(a.logits, cutter.first, cutter.count);
   if constexpr (requires { a.out; }) cutter(a.out, explicit_requests);
   cutter(a.rows);
 }
@@ -71,6 +64,12 @@ constexpr bool kCuttable = std::is_same_v<Args, MqaLogits> || std::is_same_v<Arg
                            std::is_same_v<Args, MqaTopk> || std::is_same_v<Args, PagedMqaTopk> || std::is_same_v<Args, Topk>;
 
 }  // namespace
+
+void cut_tensor(Tensor& t, int64_t first, int64_t count) {
+  if (t.data == nullptr) return;
+  t.data = static_cast<std::byte*>(t.data) + first * t.stride[0] * static_cast<int64_t>(support::dtype_bytes(t.dtype));
+  t.shape[0] = count;
+}
 
 int64_t row_step(const support::CallArgs& args) {
   return std::visit(

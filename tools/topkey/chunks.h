@@ -4,7 +4,6 @@
 // other, so the pieces together write what the whole writes, bit for bit; a progress bar and a study of a few rows live on that.
 #pragma once
 #include <cstdint>
-#include <optional>
 
 #include "progress.h"
 #include "support/call.h"
@@ -16,6 +15,8 @@ int64_t rows_to_cut(const support::CallArgs& args);
 /// `first` and `count` must be multiples of row_step.
 support::CallArgs cut_rows(const support::CallArgs& args, int64_t first, int64_t count);
 int64_t row_step(const support::CallArgs& args);
+/// Rows [first, first + count) along the first dimension of `t`, if it is present.
+void cut_tensor(Tensor& t, int64_t first, int64_t count);
 /// In one call; or, if the bar is visible, in pieces.
 void run_with_progress(const support::CallArgs& args, const Exec& exec, const char* what);
 

@@ -6,12 +6,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 namespace topkey::cli {
 namespace {
 
 constexpr int64_t kColumns = 100, kPrefix = 20;
+constexpr int64_t kFar = 1024;  // keys back from the query: no sliding window of that size would see these
 
 int64_t width(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
@@ -30,37 +32,39 @@ class Line {
   Line(const std::vector<std::string>& tokens, std::vector<char> marked, bool colour)
       : tokens_(tokens), marked_(std::move(marked)), colour_(colour) {}
 
-  bool marked(int64_t i) const { return marked_[static_cast<size_t>(i)] != 0; }
-  /// Tokens [first, last) around `middle` that fit `columns`, twice as many before it as behind.
+  /// Tokens [first, last) around `middle`, below `limit`, that fit `columns`: as much before it as behind, where there is.
   std::pair<int64_t, int64_t> around(int64_t middle, int64_t columns, int64_t limit) const {
-    int64_t first = middle, last = middle + 1, used = cost(middle), before = 0, behind = 0;
-    while (first > 0 || last < limit) {
-      const bool back = first > 0 && (last == limit || before <= 2 * behind);
-      const int64_t more = cost(back ? first - 1 : last);
-      if (used + more > columns) break;
-      used += more;
-      (back ? before : behind) += more;
-      back ? --first : ++last;
+    int64_t first = middle, last = middle + 1;
+    bool before = first > 0, behind = last < limit;
+    while (before || behind) {
+      if (before && width(text(first - 1, last, false)) <= columns) --first, before = first > 0;
+      else before = false;
+      if (behind && width(text(first, last + 1, false)) <= columns) ++last, behind = last < limit;
+      else behind = false;
     }
     return {first, last};
   }
-  std::string text(int64_t first, int64_t last) const {
+  std::string text(int64_t first, int64_t last) const { return text(first, last, colour_); }
+
+ private:
+  bool marked(int64_t i) const { return marked_[static_cast<size_t>(i)] != 0; }
+  std::string text(int64_t first, int64_t last, bool colour) const {
     std::string line;
     for (int64_t i = first; i < last; ++i) {
-      std::string token = flat(tokens_[static_cast<size_t>(i)]);
+      const std::string& plain = tokens_[static_cast<size_t>(i)];
+      std::string token = flat(plain);
+      if (marked(i) && token.find_first_not_of(' ') == std::string::npos) {
+        token = plain.find('\n') != std::string::npos ? "⏎" : "␣";  // a marked blank would not be seen
+      }
       if (marked(i) && (i == first || !marked(i - 1))) {
         const size_t blanks = std::min(token.find_first_not_of(' '), token.size());
-        token.insert(blanks, colour_ ? "\033[1m«" : "«");
+        token.insert(blanks, colour ? "\033[1m«" : "«");
       }
-      if (marked(i) && (i + 1 == last || !marked(i + 1))) token += colour_ ? "»\033[0m" : "»";
+      if (marked(i) && (i + 1 == last || !marked(i + 1))) token += colour ? "»\033[0m" : "»";
       line += token;
     }
     return line;
   }
-
- private:
-  /// Columns a token may take, with two marks.
-  int64_t cost(int64_t i) const { return width(tokens_[static_cast<size_t>(i)]) + (marked(i) ? 2 : 0); }
 
   const std::vector<std::string>& tokens_;
   std::vector<char> marked_;
@@ -79,6 +83,20 @@ std::string map_of(const std::vector<Chosen>& chosen, const Window& window) {
   std::string bars;
   for (const double x : part) bars += kBars[x == 0 ? 0 : std::clamp(static_cast<int>(x * 8 + 0.5), 1, 8)];
   return bars;
+}
+
+using Told = std::vector<std::pair<int64_t, int64_t>>;
+
+/// `pieces` more lines around the best of `chosen`, none twice.
+void add_pieces(const Line& line, const std::vector<Chosen>& chosen, int64_t query, int pieces, Told& told,
+                std::vector<std::string>& lines) {
+  for (const Chosen& c : chosen) {
+    const auto covers = [&](const auto& piece) { return piece.first <= c.position && c.position < piece.second; };
+    if (pieces == 0 || c.position >= query || std::any_of(told.begin(), told.end(), covers)) continue;
+    --pieces;
+    told.push_back(line.around(c.position, kColumns - kPrefix, query));
+    lines.push_back(fmt::format("{:>8.3f}  {:>8}  {}", c.score, c.position, line.text(told.back().first, told.back().second)));
+  }
 }
 
 }  // namespace
@@ -123,14 +141,14 @@ std::vector<std::string> excerpt(const std::vector<std::string>& tokens, const s
   lines.push_back(fmt::format("{:>{}}{:<32}{:>34}", "", kPrefix, fmt::format("^ {}", window.start), fmt::format("{} ^", window.end - 1)));
   lines.push_back(fmt::format("{:>8}  {:>8}  {}", "score", "position", "the best of them, in their context (chosen tokens between marks)"));
 
-  std::vector<std::pair<int64_t, int64_t>> told;
-  for (const Chosen& c : chosen) {
-    if (static_cast<int>(told.size()) == pieces) break;
-    const bool seen = std::any_of(told.begin(), told.end(), [&](const auto& piece) { return piece.first <= c.position && c.position < piece.second; });
-    if (seen || c.position >= query) continue;
-    told.push_back(line.around(c.position, kColumns - kPrefix, query));
-    lines.push_back(fmt::format("{:>8.3f}  {:>8}  {}", c.score, c.position, line.text(told.back().first, told.back().second)));
-  }
+  Told told;
+  add_pieces(line, chosen, query, pieces, told, lines);
+  const int64_t far = window.end - kFar;
+  if (far <= window.start) return lines;
+  std::vector<Chosen> distant;
+  std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(distant), [&](const Chosen& c) { return c.position < far; });
+  lines.push_back(fmt::format("{:>{}}the best of the {} that lie more than {} keys back", "", kPrefix, distant.size(), kFar));
+  add_pieces(line, distant, query, pieces, told, lines);
   return lines;
 }
 

@@ -21,8 +21,8 @@ std::vector<Chosen> chosen_by(const support::Call& call, int64_t row, const Wind
 /// anything else.
 std::vector<std::string> tokens_of(const support::Trace& trace);
 
-/// Lines of at most 100 columns: the text before the query, where in the context the chosen positions lie, and `pieces` pieces of
-/// text around the best of them. `colour`: chosen tokens are set in bold too.
+/// Lines of at most 100 columns: the text before the query, where in the context the chosen positions lie, `pieces` pieces of text
+/// around the best of them, and as many around the best that lie far back. `colour`: chosen tokens are set in bold too.
 std::vector<std::string> excerpt(const std::vector<std::string>& tokens, const std::vector<Chosen>& chosen, const Window& window,
                                  int pieces, bool colour);
 

@@ -158,27 +158,6 @@ std::vector<int64_t> rows_to_study(const std::vector<Window>& windows, const Att
   return picked;
 }
 
-}  // namespace
-
-std::vector<Window> windows_of(const support::CallArgs& args) {
-  std::vector<Window> windows;
-  const auto collect = [&](const Rows& rows, int64_t columns, int64_t tables) {
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const support::RowRange range = support::row_range(rows, r, columns, tables);
-      const int64_t start = std::max<int64_t>(range.start, 0);
-      const int64_t limit = rows.max_len > 0 ? std::min(columns, range.start + rows.max_len) : columns;
-      const int64_t end = range.visible() == 0 ? start : std::max(start, std::min(range.end, limit));
-      windows.push_back({start, end, tables < 0 ? 0 : range.request});
-    }
-  };
-  if (const auto* dense = std::get_if<MqaTopk>(&args)) collect(dense->rows, dense->keys.values.shape[0], -1);
-  if (const auto* paged = std::get_if<PagedMqaTopk>(&args)) {
-    const Tensor& table = paged->keys.block_table;
-    collect(paged->rows, table.shape[1] * paged->keys.cache.page_size, paged->keys.table_per_row ? -1 : table.shape[0]);
-  }
-  return windows;
-}
-
 /// The call again, in score order at the table's largest topk: there the answer for a smaller topk is a prefix. Only `rows` are
 /// answered where the call can be cut.
 support::Call search_again(const support::Call& call, const Exec& exec, int64_t topk, const std::vector<int64_t>& rows) {

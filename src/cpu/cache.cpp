@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `cache`: key rows into pages and out of them. Both divide their work by where a row is written, not by where it comes from: of
+// several rows for one place the last wins, whole, as in a loop over all rows, and no two members ever write one row.
+#include "cpu/cache.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/keys.h"
+#include "cpu/producer.h"
+#include "cpu/share.h"
+#include "cpu/view.h"
+
+namespace topkey::cpu {
+namespace {
+
+struct RowBytes {
+  uint8_t* values;
+  uint8_t* scale;
+};
+
+/// Rows of dense keys.
+struct DenseRows {
+  uint8_t* values;
+  uint8_t* scales;  ///< null where the format has none of its own
+  int64_t value_step, scale_step;
+
+  DenseRows(const DenseKeys& keys, const PageLayout& layout)
+      : values(static_cast<uint8_t*>(keys.values.data)),
+        scales(static_cast<uint8_t*>(keys.scales.data)),
+        value_step(keys.values.stride[0] * (layout.value / keys.values.shape[1])),
+        scale_step(keys.scales.stride[0] * 4) {}
+  RowBytes at(int64_t row) const {
+    return {values + row * value_step, scales == nullptr ? nullptr : scales + row * scale_step};
+  }
+};
+
+void copy_bytes(uint8_t* to, const uint8_t* from, int64_t n) { std::memcpy(to, from, static_cast<size_t>(n)); }
+
+/// n pieces of `bytes` bytes, each a step after the one before.
+void copy_pieces(uint8_t* to, int64_t to_step, const uint8_t* from, int64_t from_step, int64_t bytes, int64_t n) {
+  if (to_step == bytes && from_step == bytes) return copy_bytes(to, from, n * bytes);
+  for (int64_t i = 0; i < n; ++i) copy_bytes(to + i * to_step, from + i * from_step, bytes);
+}
+
+/// 20 us of copying, more or less.
+constexpr int64_t kCopyBytes = 128 * 1024;
+
+// ---- store_k ---------------------------------------------------------------------------------------------------------------
+
+/// Which member writes a slot. Sixteen slots share a line of scales, and the golden ratio spreads runs of such groups evenly, whatever
+/// pages they lie in (Fibonacci hashing); cutting the pool into ranges would give all of a batch to one member.
+uint32_t writer_of(int64_t slot, int32_t members) {
+  const uint32_t mixed = static_cast<uint32_t>(static_cast<uint64_t>(slot) >> 4) * 0x9E3779B1u;
+  return static_cast<uint32_t>((static_cast<uint64_t>(mixed) * static_cast<uint32_t>(members)) >> 32);
+}
+
+/// Calls f(row, place) for each row of slot_mapping that this member writes; returns how many slots lie outside the cache.
+template <class F>
+int64_t for_each_stored(const StoreK& a, const PageLayout& layout, const Share& share, const F& f) {
+  const KeyCache& cache = a.cache;
+  const int64_t rows = a.slot_mapping.shape[0], slots = cache.pages.shape[0] * cache.page_size;
+  const Divider page_size(cache.page_size);
+  int64_t outside = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t slot = integer_at(a.slot_mapping, r);
+    if (slot < 0) continue;
+    if (slot >= slots) {
+      ++outside;
+      continue;
+    }
+    if (share.size > 1 && writer_of(slot, share.size) != static_cast<uint32_t>(share.rank)) continue;
+    const int64_t page = page_size.quotient(slot), offset = slot - page * cache.page_size;
+    uint8_t* base = row_at(cache.pages, page, 1);
+    f(r, RowBytes{base + layout.value_offset(offset), base + layout.scale_offset(offset)});
+  }
+  return outside;
+}
+
+int64_t wild_values(const StoreK& a, const PageLayout& layout) {
+  int64_t positions = 0;
+  const int64_t slots = for_each_stored(a, layout, Share{0, 1}, [&](int64_t r, const RowBytes&) {
+    positions += position_outside(a.rope, r);
+  });
+  return slots + positions;
+}
+
+void store_codes(const StoreK& a, const PageLayout& layout, const Exec& exec) {
+  const int64_t rows = a.slot_mapping.shape[0];
+  const DenseRows from({a.k, a.k_scales, a.cache.format}, layout);
+  run_shared(exec, rows * layout.value / kCopyBytes, rows, [&](const Share& share, Counts& counts) {
+    const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+      const RowBytes row = from.at(r);
+      copy_bytes(to.values, row.values, layout.value);
+      if (layout.scale > 0) copy_bytes(to.scale, row.scale, layout.scale);
+    });
+    if (share.rank == 0) counts.add(kSkippedSlots, outside);
+  });
+}
+
+void store_vectors(const StoreK& a, const PageLayout& layout, const Exec& exec) {
+  const int64_t rows = a.slot_mapping.shape[0], in_bytes = float_bytes(a.k.dtype);
+  Recipe recipe = make_recipe(a.cache.head_dim, a.k.dtype, a.norm, a.rope, a.hadamard);
+  set_key_rule(recipe, a.cache.format, a.rule, a.scale);
+  run_shared(exec, producer_members(recipe, rows), rows, [&](const Share& share, Counts& counts) {
+    Producer::Stack stack;
+    const Producer produce(recipe, a.norm, a.rope, stack, exec, share.rank);
+    const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+      const float scale = produce(row_at(a.k, r, in_bytes), r, to.values);
+      if (layout.scale > 0) std::memcpy(to.scale, &scale, sizeof scale);
+      counts.add(kSkippedPages, position_outside(a.rope, r));
+    });
+    if (share.rank == 0) counts.add(kSkippedSlots, outside);
+  });
+}
+
+// ---- gather_k --------------------------------------------------------------------------------------------------------------
+
+/// Rows [first, end) of request b, as far as out reaches.
+struct Span {
+  int64_t first, last, end;
+  Span(const GatherK& a, int64_t b)
+      : first(std::max<int64_t>(integer_at(a.indptr, b), 0)),
+        last(integer_at(a.indptr, b + 1)),
+        end(std::min(last, a.total)) {}
+  int64_t past_total() const { return last > end ? std::max<int64_t>(last - std::max(first, end), 0) : 0; }
+};
+
+/// A key that scores NaN for every query: what stands where no key can be read.
+void nan_row(KeyFormat format, const RowBytes& to, int64_t bytes) {
+  const float nan = canonical_nan();
+  const uint16_t half = format == KeyFormat::bf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00};
+  if (format == KeyFormat::fp8) {
+    std::memset(to.values, 0x7F, static_cast<size_t>(bytes));
+    std::memcpy(to.scale, &nan, sizeof nan);
+  } else if (format == KeyFormat::q8_0) {
+    std::memset(to.values, 0, static_cast<size_t>(bytes));
+    for (int64_t i = 0; i < bytes; i += 34) std::memcpy(to.values + i, &half, sizeof half);
+  } else if (format == KeyFormat::f32) {
+    for (int64_t i = 0; i < bytes; i += 4) std::memcpy(to.values + i, &nan, sizeof nan);
+  } else {
+    for (int64_t i = 0; i < bytes; i += 2) std::memcpy(to.values + i, &half, sizeof half);
+  }
+}
+
+struct Gather {
+  const GatherK& a;
+  Source keys;
+  PageLayout layout;
+  DenseRows out;
+
+  explicit Gather(const GatherK& args)
+      : a(args),
+        keys(make_source(args.keys)),
+        layout(page_layout(args.out.format, args.keys.cache.layout, args.keys.cache.page_size, args.keys.cache.head_dim)),
+        out(args.out, layout) {}
+  void nan_rows(int64_t first, int64_t last) const {
+    for (int64_t i = first; i < last; ++i) nan_row(a.out.format, out.at(i), layout.value);
+  }
+  void copy(const Chunk& chunk, int64_t row) const {
+    const RowBytes to = out.at(row);
+    copy_pieces(to.values, out.value_step, chunk.values, keys.value_step, layout.value, chunk.count);
+    if (layout.scale == 0) return;
+    copy_pieces(to.scale, out.scale_step, chunk.scales, keys.scale_step, layout.scale, chunk.count);
+  }
+  /// Out rows [low, high) of request b, which begins at row `first`; returns how many of its keys cannot be read.
+  int64_t rows(int64_t b, int64_t first, int64_t low, int64_t high) const {
+    const int64_t readable = std::min(high - first, keys.count);  // positions from there on are beyond the table
+    int64_t done = low;
+    int64_t wild = for_each_chunk(keys, b, low - first, readable, [&](const Chunk& chunk) {
+      nan_rows(done, first + chunk.first);
+      copy(chunk, first + chunk.first);
+      done = first + chunk.first + chunk.count;
+    });
+    nan_rows(done, high);
+    return wild + (high - std::max(low, first + readable));
+  }
+};
+
+int64_t wild_values(const GatherK& a) {
+  const Source keys = make_source(a.keys);
+  int64_t wild = 0;
+  for (int64_t b = 0; b + 1 < a.indptr.shape[0]; ++b) {
+    const Span span(a, b);
+    const int64_t length = std::max<int64_t>(span.end - span.first, 0), readable = std::min(length, keys.count);
+    wild += span.past_total() + length - readable + for_each_chunk(keys, b, 0, readable, [](const Chunk&) {});
+  }
+  return wild;
+}
+
+}  // namespace
+
+void store_k(const StoreK& a, const Exec& exec) {
+  const PageLayout layout = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim);
+  if (exec.strict) raise_if_wild("store_k", wild_values(a, layout));
+  if (a.k_scales.data != nullptr || a.k.dtype == DType::u8) {
+    store_codes(a, layout, exec);
+  } else {
+    store_vectors(a, layout, exec);
+  }
+}
+
+void gather_k(const GatherK& a, const Exec& exec) {
+  if (exec.strict) raise_if_wild("gather_k", wild_values(a));
+  const Gather gather(a);
+  const int64_t requests = a.indptr.shape[0] - 1;
+  int64_t rows = 0;  // rows that some request has: total may be far beyond
+  for (int64_t b = 0; b < requests; ++b) rows = std::max(rows, Span(a, b).end);
+  const int64_t counted = requests > 0 ? std::clamp<int64_t>(integer_at(a.indptr, requests), 0, a.total) : 0;
+  run_shared(exec, rows * gather.layout.value / kCopyBytes, counted, [&](const Share& share, Counts& counts) {
+    const int64_t low = share.first(rows), high = share.last(rows);
+    for (int64_t b = 0; b < requests; ++b) {
+      const Span span(a, b);
+      if (share.rank == 0) counts.add(kSkippedPages, span.past_total());
+      const int64_t first = std::max(span.first, low), end = std::min(span.end, high);
+      if (first < end) counts.add(kSkippedPages, gather.rows(b, span.first, first, end));
+    }
+  });
+}
+
+}  // namespace topkey::cpu

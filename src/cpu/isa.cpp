@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// See isa.h.
+#include "cpu/isa.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "hwy/highway.h"
+
+namespace topkey::cpu {
+namespace {
+
+std::string apply() {
+  const char* wanted = std::getenv("TOPKEY_CPU_ISA");
+  if (wanted == nullptr || *wanted == '\0') return {};
+  std::string have;
+  for (uint32_t rest = static_cast<uint32_t>(hwy::SupportedTargets()); rest != 0; rest &= rest - 1) {
+    const uint32_t target = rest & (~rest + 1);
+    const char* name = hwy::TargetName(target);
+    if (std::strcmp(name, wanted) == 0) {
+      hwy::DisableTargets(~target);
+      return {};
+    }
+    have += std::string(have.empty() ? "" : ", ") + name;
+  }
+  return std::string("TOPKEY_CPU_ISA asks for ") + wanted + ", this machine and build have " + have;
+}
+
+const std::string& problem() {
+  static const std::string sentence = apply();
+  return sentence;
+}
+
+}  // namespace
+
+void choose_isa() { problem(); }
+
+const char* isa_problem() { return problem().empty() ? nullptr : problem().c_str(); }
+
+}  // namespace topkey::cpu

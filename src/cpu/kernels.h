@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The vector code of the search: three functions per ISA behind one table, chosen once by Highway for the machine (or by
+// TOPKEY_CPU_ISA, for tests). Everything around them is plain C++ of the baseline ISA.
+//
+// A *panel* holds panel_keys decoded keys transposed, [dim][panel_keys] f32: keys lie in lanes, so that each (key, head) has one FMA chain
+// over d in one lane, on every ISA alike. That order is the bit contract of arithmetic `f32` (docs/numerics.md).
+#pragma once
+#include <cstdint>
+
+#include "topkey/format.h"
+
+namespace topkey::cpu {
+
+struct Kernels {
+  const char* isa;
+  int64_t panel_keys;  ///< keys of a panel, a multiple of 8
+  int64_t head_block;  ///< heads that share one pass over a panel; queries are packed [blocks][dim][head_block]
+
+  /// rows: `count` (a multiple of 8) pointers to key values in `format`; to panels of panel_keys keys each.
+  void (*decode)(KeyFormat format, const uint8_t* const* rows, int64_t count, int64_t dim, float* panels);
+  /// Scores of one query row against `count` panels: out[count * panel_keys]. kscale null = 1.
+  void (*score)(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights,
+                int64_t head_blocks, const float* kscale, float* out);
+  /// Indices i < n with scores[i] >= gate, ascending, into accepted[n]; their number. A NaN score or gate accepts nothing.
+  int64_t (*gate)(const float* scores, int64_t n, float gate, int32_t* accepted);
+};
+
+const Kernels& kernels();
+
+}  // namespace topkey::cpu

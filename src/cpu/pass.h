@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// How the search is cut into tasks, and what a task needs. Rows that share keys form a group (up to kRowBlock of them); a group whose cost is
+// more than a fair share of a worker is cut along its keys. Neither cut changes a bit: selection is exact on any partition.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "cpu/window.h"
+
+namespace topkey::cpu {
+
+constexpr int64_t kRowBlock = 32;    // rows of a group: decoding a key (50 cycles) is then under 1 % of scoring it (32 x 512)
+constexpr int64_t kMaxSlices = 1024;
+constexpr int64_t kRowChunk = 4096;  // rows looked at together: bounds the facts kept in the workspace
+
+struct Task {
+  int32_t first_row, num_rows;  ///< of the chunk
+  int64_t first_key, last_key;  ///< the part of the keys that this task walks
+  int32_t slice, slices;        ///< more than one slice: the parts meet in a merge
+  int64_t part;                 ///< of a sliced group: index of its first part (slices * num_rows of them), else -1
+};
+
+/// Shared by the members of a call, in the workspace; written by rank 0 between barriers, but for the counter.
+struct PassState {
+  std::atomic<int64_t> next_task, wild;
+  int64_t num_tasks, num_parts;
+};
+
+/// What rank 0 cuts: facts of rows [0, max_rows) and room for their tasks.
+struct TaskTable {
+  PassState* state;
+  RowFact* facts;
+  Task* tasks;
+  int64_t max_rows, max_tasks;  ///< max_tasks > max_rows
+};
+
+struct Cutting {
+  int64_t workers;
+  int64_t row_block;   ///< rows of a group at most
+  int64_t max_parts;   ///< room for parts of sliced groups
+  int64_t block_size;  ///< of published blocks, 0 = none: slices must not cut a block
+  bool row_by_row;     ///< rows do not share keys (candidates)
+  bool by_start;       ///< rows of a group must start alike (blocks count from the start)
+};
+
+/// Groups and slices the scored rows among facts[0..rows).
+void cut_tasks(const Cutting& cut, int64_t rows, const TaskTable& table);
+
+}  // namespace topkey::cpu

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The steps of a producer, in place on scratch x[dim], vectors along d. No FMA anywhere: each operation rounds once, in the order of SPEC 4.
+// x is padded with zeros to 32 floats, which change no sum and no maximum; a step that makes them something else clears them.
+#if defined(TOPKEY_CPU_PRODUCER_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TOPKEY_CPU_PRODUCER_INL_H_
+#undef TOPKEY_CPU_PRODUCER_INL_H_
+#else
+#define TOPKEY_CPU_PRODUCER_INL_H_
+#endif
+
+#include <cmath>
+#include <cstring>
+
+#include "cpu/producer.h"
+#include "cpu/round-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace topkey::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+HWY_INLINE void ClearPadding(float* x, int64_t dim) {
+  for (int64_t i = dim; i < padded_dim(dim); ++i) x[i] = 0.0f;
+}
+
+template <class LoadAs>
+HWY_INLINE void WidenAs(const LoadAs& load, const void* from, int64_t n, float* to) {
+  ForLanes(n, [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(load(d, from, i), d, to + i); });
+}
+
+void Widen(DType dtype, const void* from, int64_t n, float* to) {
+  switch (dtype) {
+    case DType::bf16: WidenAs(LoadBf16(), from, n, to); break;
+    case DType::f16: WidenAs(LoadF16(), from, n, to); break;
+    default: WidenAs(LoadF32(), from, n, to);
+  }
+  ClearPadding(to, n);
+}
+
+// ---- norm ------------------------------------------------------------------------------------------------------------------
+
+/// Sum of x or of its squares: partial sums by d mod 32, d ascending, then halves. n is a multiple of 32; the zeros of the padding change
+/// nothing, since a sum that starts at +0 is never -0.
+template <bool kSquares>
+HWY_INLINE float Sum32(const float* HWY_RESTRICT x, int64_t n) {
+  const ProducerTag d;
+  const int64_t step = static_cast<int64_t>(hn::Lanes(d));
+  alignas(128) float lanes[32];
+  for (int64_t j = 0; j < 32; j += step) {
+    auto sum = hn::Zero(d);
+    for (int64_t i = j; i < n; i += 32) {
+      const auto v = hn::Load(d, x + i);
+      sum = hn::Add(sum, kSquares ? hn::Mul(v, v) : v);
+    }
+    hn::Store(sum, d, lanes + j);
+  }
+  int64_t half = 16;
+  for (; half >= step; half /= 2) {
+    for (int64_t i = 0; i < half; i += step) {
+      hn::Store(hn::Add(hn::Load(d, lanes + i), hn::Load(d, lanes + i + half)), d, lanes + i);
+    }
+  }
+  for (; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+template <class Round>
+HWY_INLINE void ScaleRows(const Round& round, float scale, const float* weight, const float* bias, int64_t n, float* x) {
+  const ProducerTag d;
+  const int64_t step = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < n; i += step) {
+    auto y = hn::Mul(hn::Load(d, x + i), hn::Set(d, scale));
+    if (weight != nullptr) y = hn::Mul(y, hn::Load(d, weight + i));
+    if (bias != nullptr) y = hn::Add(y, hn::Load(d, bias + i));
+    hn::Store(round(d, y), d, x + i);
+  }
+}
+
+HWY_INLINE void ApplyNorm(const Recipe& r, const float* weight, const float* bias, float* x) {
+  const ProducerTag d;
+  const int64_t n = padded_dim(r.dim), step = static_cast<int64_t>(hn::Lanes(d));
+  const float count = static_cast<float>(r.dim);
+  if (r.norm == NormKind::layer) {
+    const float mean = Sum32<false>(x, n) / count;
+    for (int64_t i = 0; i < n; i += step) {
+      hn::Store(hn::Sub(hn::Load(d, x + i), hn::Set(d, mean)), d, x + i);
+    }
+    ClearPadding(x, r.dim);
+  }
+  const float variance = Sum32<true>(x, n) / count;
+  const float scale = 1.0f / std::sqrt(variance + r.eps);
+  switch (r.input) {
+    case DType::bf16: ScaleRows(RoundToBf16(), scale, weight, bias, n, x); break;
+    case DType::f16: ScaleRows(RoundToF16(), scale, weight, bias, n, x); break;
+    default: ScaleRows(RoundToF32(), scale, weight, bias, n, x);
+  }
+  ClearPadding(x, r.dim);
+}
+
+// ---- rope ------------------------------------------------------------------------------------------------------------------
+
+/// Pairs (a, b) -> (a*cos - b*sin, b*cos + a*sin), each product and sum rounded.
+template <class Round>
+HWY_INLINE void Rotate(const Round& round, const Recipe& r, const float* cos_sin, float* x) {
+  const int64_t half = r.rope_dim / 2;
+  float* const base = x + r.rope_base;
+  const auto rotate = [&](auto d, int64_t i) HWY_ATTR {
+    using V = hn::Vec<decltype(d)>;
+    V a, b;
+    if (r.rope_interleaved) {
+      hn::LoadInterleaved2(d, base + 2 * i, a, b);
+    } else {
+      a = hn::LoadU(d, base + i);
+      b = hn::LoadU(d, base + half + i);
+    }
+    const V c = hn::LoadU(d, cos_sin + i), s = hn::LoadU(d, cos_sin + half + i);
+    const V first = round(d, hn::Sub(hn::Mul(a, c), hn::Mul(b, s)));
+    const V second = round(d, hn::Add(hn::Mul(b, c), hn::Mul(a, s)));
+    if (r.rope_interleaved) {
+      hn::StoreInterleaved2(first, second, d, base + 2 * i);
+    } else {
+      hn::StoreU(first, d, base + i);
+      hn::StoreU(second, d, base + half + i);
+    }
+  };
+  ForLanes(half, rotate);
+}
+
+HWY_INLINE void ApplyRope(const Recipe& r, const float* cos_sin, float* x) {
+  if (cos_sin == nullptr) {
+    for (int64_t i = 0; i < r.dim; ++i) x[i] = canonical_nan();
+  } else if (r.input == DType::f16) {
+    r.roped_bf16 ? Rotate(RoundToF16ThenBf16(), r, cos_sin, x) : Rotate(RoundToF16(), r, cos_sin, x);
+  } else if (r.input == DType::bf16 || r.roped_bf16) {
+    Rotate(RoundToBf16(), r, cos_sin, x);
+  } else {
+    Rotate(RoundToF32(), r, cos_sin, x);
+  }
+}
+
+// ---- Hadamard --------------------------------------------------------------------------------------------------------------
+
+/// Butterflies at one stride; the lanes of `d` must not exceed it.
+template <class D>
+HWY_INLINE void Butterflies(D d, float* x, int64_t n, int64_t stride) {
+  const int64_t step = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < n; i += 2 * stride) {
+    for (int64_t j = i; j < i + stride; j += step) {
+      const auto a = hn::Load(d, x + j), b = hn::Load(d, x + j + stride);
+      hn::Store(hn::Add(a, b), d, x + j);
+      hn::Store(hn::Sub(a, b), d, x + j + stride);
+    }
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+/// Strides 1 and 2, inside blocks of four lanes. In the lane of b, (lane of a) - b.
+HWY_INLINE void FirstButterflies(float* x, int64_t n) {
+  const ProducerTag d;
+  const hn::RepartitionToWide<hn::RebindToUnsigned<ProducerTag>> pairs;
+  const int64_t step = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < n; i += step) {
+    auto v = hn::Load(d, x + i);
+    auto other = hn::Shuffle2301(v);
+    v = hn::OddEven(hn::Sub(other, v), hn::Add(v, other));
+    other = hn::Shuffle1032(v);
+    v = hn::BitCast(d, hn::OddEven(hn::BitCast(pairs, hn::Sub(other, v)), hn::BitCast(pairs, hn::Add(v, other))));
+    hn::Store(v, d, x + i);
+  }
+}
+#endif
+
+/// Natural order: strides 1, 2, 4, ..., then D^-0.5. dim is a power of two; below 32 one lane at a time will do.
+HWY_INLINE void ApplyHadamard(const Recipe& r, float* x) {
+  const ProducerTag d;
+  const int64_t n = r.dim, step = static_cast<int64_t>(hn::Lanes(d));
+  int64_t stride = 1;
+#if HWY_TARGET != HWY_SCALAR
+  if (n >= 32) {
+    FirstButterflies(x, n);
+    Butterflies(hn::CappedTag<float, 4>(), x, n, 4);
+    Butterflies(hn::CappedTag<float, 8>(), x, n, 8);
+    Butterflies(hn::CappedTag<float, 16>(), x, n, 16);
+    stride = 32;
+  }
+#endif
+  for (; stride < n && stride < 32; stride *= 2) Butterflies(hn::CappedTag<float, 1>(), x, n, stride);
+  for (; stride < n; stride *= 2) Butterflies(d, x, n, stride);
+  for (int64_t i = 0; i < padded_dim(n); i += step) {
+    hn::Store(hn::Mul(hn::Load(d, x + i), hn::Set(d, r.hadamard_scale)), d, x + i);
+  }
+}
+
+// ---- codes -----------------------------------------------------------------------------------------------------------------
+
+/// Bits of max |x|, at or above those of infinity where a value is inf or NaN. x is first rounded, in place.
+template <class Round>
+HWY_INLINE uint32_t AmaxBits(const Round& round, float* x, int64_t n) {
+  const ProducerTag d;
+  const hn::RebindToSigned<ProducerTag> di;
+  const int64_t step = static_cast<int64_t>(hn::Lanes(d));
+  auto amax = hn::Zero(di);
+  for (int64_t i = 0; i < n; i += step) {
+    const auto v = round(d, hn::Load(d, x + i));
+    hn::Store(v, d, x + i);
+    amax = hn::Max(amax, MagnitudeBits(d, v));
+  }
+  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, amax)));
+}
+
+HWY_INLINE float QuantizeFp8(const Recipe& r, float* x, uint8_t* codes) {
+  const int64_t n = padded_dim(r.dim);
+  const uint32_t amax = r.whole_bf16 ? AmaxBits(RoundToBf16(), x, n) : AmaxBits(RoundToF32(), x, n);
+  if (!is_finite_bits(amax)) {
+    std::memset(codes, 0x7F, static_cast<size_t>(r.dim));
+    return canonical_nan();
+  }
+  const float a = float_of(amax) > r.floor ? float_of(amax) : r.floor;
+  const float s = r.by_reciprocal ? a * (1.0f / 448.0f) : a / 448.0f;
+  if (!r.power_of_two) {
+    ForLanes(r.dim, [&](auto d, int64_t i) HWY_ATTR {
+      const hn::Rebind<uint8_t, decltype(d)> d8;
+      hn::StoreU(E4m3Codes(d, hn::Div(hn::LoadU(d, x + i), hn::Set(d, s))), d8, codes + i);
+    });
+    return s;
+  }
+  const int e = ceil_log2(s);
+  const float inverse = exp2_int(-e);  // a >= 1e-10, so e is within -42..120 and the inverse is normal
+  ForLanes(r.dim, [&](auto d, int64_t i) HWY_ATTR {
+    const hn::Rebind<uint8_t, decltype(d)> d8;
+    hn::StoreU(E4m3Codes(d, hn::Mul(hn::LoadU(d, x + i), hn::Set(d, inverse))), d8, codes + i);
+  });
+  return exp2_int(e);
+}
+
+/// 32 values to an f16 scale and 32 int8.
+HWY_INLINE void QuantizeBlock(float* x, uint8_t* block) {
+  const uint32_t amax = AmaxBits(RoundToF32(), x, 32);
+  const float d = float_of(amax) / 127.0f, inverse = 1.0f / d;
+  const uint16_t stored = is_finite_bits(amax) ? float_to_f16(d) : uint16_t{0x7E00};
+  std::memcpy(block, &stored, sizeof stored);
+  // d so small that 1 / d overflows quantises to zeros, like d = 0.
+  if (!is_finite_bits(amax) || !is_finite_bits(bits_of(inverse))) {
+    std::memset(block + 2, 0, 32);
+    return;
+  }
+  int8_t* codes = reinterpret_cast<int8_t*>(block + 2);
+  ForLanes(32, [&](auto df, int64_t i) HWY_ATTR {
+    const hn::RebindToSigned<decltype(df)> di;
+    const auto y = hn::Mul(hn::LoadU(df, x + i), hn::Set(df, inverse));
+    // Half away from zero; |y| + 0.5 could round up what is just below a half.
+    const auto magnitude = hn::Abs(y), down = hn::Trunc(magnitude);
+    const auto half_up = hn::IfThenElseZero(hn::Ge(hn::Sub(magnitude, down), hn::Set(df, 0.5f)), hn::Set(df, 1.0f));
+    const auto held = hn::Min(hn::Add(down, half_up), hn::Set(df, 127.0f));
+    const auto code = hn::ConvertTo(di, hn::CopySign(held, y));
+    hn::StoreU(hn::DemoteTo(hn::Rebind<int8_t, decltype(df)>(), code), hn::Rebind<int8_t, decltype(df)>(), codes + i);
+  });
+}
+
+template <class StoreAs>
+HWY_INLINE void StorePlain(const StoreAs& store, const float* x, int64_t n, void* to) {
+  ForLanes(n, [&](auto d, int64_t i) HWY_ATTR { store(d, hn::LoadU(d, x + i), to, i); });
+}
+
+float Produce(const Recipe& r, const void* from, const float* cos_sin, const float* weight, const float* bias, float* x, void* to) {
+  Widen(r.input, from, r.dim, x);
+  if (r.norm != NormKind::none) ApplyNorm(r, weight, bias, x);
+  if (r.rope_dim > 0) ApplyRope(r, cos_sin, x);
+  if (r.hadamard_scale != 0.0f) ApplyHadamard(r, x);
+  switch (r.codes) {
+    case Codes::fp8: return QuantizeFp8(r, x, static_cast<uint8_t*>(to));
+    case Codes::q8_0:
+      for (int64_t b = 0; b < r.dim / 32; ++b) QuantizeBlock(x + b * 32, static_cast<uint8_t*>(to) + b * 34);
+      break;
+    case Codes::bf16: StorePlain(StoreBf16(), x, r.dim, to); break;
+    case Codes::f16: StorePlain(StoreF16(), x, r.dim, to); break;
+    case Codes::f32: StorePlain(StoreF32(), x, r.dim, to); break;
+  }
+  return 0.0f;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace topkey::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

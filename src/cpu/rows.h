@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `rows`, CPU backend: expand_rows and to_slots. The rows of the search are read by window.h.
+#pragma once
+#include "topkey/topkey.h"
+
+namespace topkey::cpu {
+
+void expand_rows(const ExpandRows&, const Exec&);
+void to_slots(const ToSlots&, const Exec&);
+
+}  // namespace topkey::cpu

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stages `search` and `select`: facts of each row, tasks over groups of rows and slices of keys, and a merge of what was sliced. The same
+// walk serves keys that are scored on the way (mqa_topk, paged_mqa_topk) and scores that are given (topk, select_blocks).
+#include "cpu/search.h"
+
+#include <algorithm>
+
+#include "cpu/emit.h"
+#include "cpu/job.h"
+#include "cpu/room.h"
+#include "cpu/team.h"
+
+namespace topkey::cpu {
+namespace {
+
+int64_t row_limit(const Job& job, int64_t row) {
+  if (job.row_topk == nullptr || job.row_topk->data == nullptr) return job.topk;
+  return std::clamp<int64_t>(read_i32(*job.row_topk, row), 0, job.topk);
+}
+
+class Pass {
+ public:
+  Pass(const Job& job, const Exec& exec, const Member& member)
+      : job_(job),
+        exec_(exec),
+        member_(member),
+        room_(make_room(job.extents, exec.workspace, exec.workspace_bytes, member.rank(), member.size())),
+        emitter_{&job.out, job.topk, job.shard, job.absolute_slots} {}
+
+  /// Answers every row. dry: computes all and writes nothing, for strict. Returns how many wild values were met, by all members.
+  int64_t run(bool dry) {
+    emitter_.dry = dry;
+    const TaskTable& table = room_.table;
+    if (member_.rank() == 0) table.state->wild = 0;
+    for (int64_t first = 0; first < job_.rows.count; first += table.max_rows) {
+      first_row_ = first;
+      const int64_t rows = std::min(table.max_rows, job_.rows.count - first);
+      const bool works = member_.rank() < room_.workers;
+      for (int64_t r = member_.rank(); works && r < rows; r += room_.workers) look_at(r);
+      member_.barrier();
+      if (member_.rank() == 0) cut(rows);
+      member_.barrier();
+      for (int64_t t = next(); works && t < table.state->num_tasks; t = next()) do_task(table.tasks[t]);
+      member_.barrier();
+      if (works) merge_sliced();
+      member_.barrier();
+    }
+    if (!dry) counts_.publish(exec_);
+    if (!dry) return 0;
+    table.state->wild += static_cast<int64_t>(counts_.words[kSkippedPages] + counts_.words[kSkippedSlots]);
+    member_.barrier();
+    const int64_t wild = table.state->wild;
+    member_.barrier();
+    counts_ = Counts{};
+    return wild;
+  }
+
+ private:
+  int64_t next() { return room_.table.state->next_task.fetch_add(1, std::memory_order_relaxed); }
+
+  /// Fills the fact: where its keys are, what of its window can be reached, how many keys are live. Counts what cannot.
+  void measure(RowFact& fact, int64_t row) {
+    if (job_.q != nullptr) fact.table_row = table_row_of(job_.source, row, fact.request);
+    counts_.add(kSkippedPages, fact.table_row == -2);
+    clip_row(fact, job_.source.count, job_.rows.max_len);
+    if (fact.size() == 0) fact.high = fact.low;
+    num_candidates_ = sort_candidates(job_.admit, fact, row, room_.scratch.candidates);
+    fact.live = 0;
+    int64_t unreadable = 0;
+    const int64_t cut = for_each_run(job_.admit, fact, room_.scratch.candidates, num_candidates_, [&](int64_t a, int64_t b) {
+      unreadable += for_each_chunk(job_.source, fact.table_row, a, b, [&](const Chunk& c) { fact.live += c.count - hidden(row, c); });
+    });
+    counts_.add(kSkippedPages, cut + unreadable);
+  }
+
+  int64_t hidden(int64_t row, const Chunk& c) const {
+    int64_t n = 0;
+    float addend = 0.0f;
+    for (int64_t i = 0; job_.admit.mask.data != nullptr && i < c.count; ++i) n += masked(job_.admit.mask, row, c.first + i, &addend);
+    return n;
+  }
+
+  void look_at(int64_t r) {
+    const int64_t row = first_row_ + r;
+    RowFact& fact = room_.table.facts[r];
+    fact = read_row(job_.rows, row, job_.source.count);
+    measure(fact, row);
+    counts_.add(kRows);
+    fact.scored = needs_scores(job_.out) || fact.live > row_limit(job_, row);
+    if (!fact.scored) answer_all(row, fact);
+  }
+
+  /// All live keys are the answer.
+  void answer_all(int64_t row, const RowFact& fact) {
+    const SinkBuffers& b = room_.scratch.sinks[0];
+    Entries entries{b.score, b.position, 0};
+    for_each_run(job_.admit, fact, room_.scratch.candidates, num_candidates_, [&](int64_t first, int64_t last) {
+      for_each_chunk(job_.source, fact.table_row, first, last, [&](const Chunk& c) {
+        float addend = 0.0f;
+        for (int64_t i = 0; i < c.count; ++i) {
+          entries.position[entries.size] = static_cast<int32_t>(c.first + i);
+          entries.size += !masked(job_.admit.mask, row, c.first + i, &addend);
+        }
+      });
+    });
+    emit_row(emitter_, row, fact, entries, Forced{}, room_.scratch.words, counts_);
+  }
+
+  void cut(int64_t rows) {
+    Cutting c{};
+    c.workers = room_.workers;
+    c.row_block = room_.row_block;
+    c.max_parts = room_.max_parts;
+    c.block_size = job_.out.blocks.data != nullptr ? job_.out.block_size : 0;
+    c.by_start = c.block_size > 0;
+    c.row_by_row = present(job_.admit.candidates) || job_.scores != nullptr;
+    cut_tasks(c, rows, room_.table);
+  }
+
+  SinkBuffers buffers_of(const Task& task, int64_t i) const {
+    return task.part < 0 ? room_.scratch.sinks[i] : room_.part_buffers(part_of(task, i));
+  }
+  static int64_t part_of(const Task& task, int64_t i) { return task.part + task.slice * task.num_rows + i; }
+
+  void do_task(const Task& task) {
+    RowSink sinks[kRowBlock];
+    for (int64_t i = 0; i < task.num_rows; ++i) {
+      const int64_t row = first_row_ + task.first_row + i;
+      sinks[i].start(fact_of(task, i), row, row_limit(job_, row), job_.admit, job_.out, exec_.stats != nullptr, buffers_of(task, i));
+    }
+    if (job_.scores != nullptr) {
+      walk_scores(task, sinks[0]);
+    } else {
+      walk_keys(task, sinks);
+    }
+    for (int64_t i = 0; i < task.num_rows; ++i) {
+      sinks[i].finish(task.slice + 1 == task.slices);
+      if (task.part < 0) {
+        answer(first_row_ + task.first_row + i, fact_of(task, i), sinks[i].entries(), sinks[i].blocks(), sinks[i].forced(), sinks[i].cut());
+      } else {
+        room_.parts[part_of(task, i)] = {sinks[i].entries().size, sinks[i].blocks().size, sinks[i].cut()};
+      }
+    }
+  }
+
+  const RowFact& fact_of(const Task& task, int64_t i) const { return room_.table.facts[task.first_row + i]; }
+
+  void walk_keys(const Task& task, RowSink* sinks) {
+    Scratch& s = room_.scratch;
+    for (int64_t i = 0; i < task.num_rows; ++i) {
+      pack_query(*job_.q, first_row_ + task.first_row + i, job_.source.head_dim, i, s.queries);
+    }
+    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim));
+    const auto flush = [&] {
+      const int32_t* positions = s.tile.positions();
+      for (int64_t i = 0; i < task.num_rows; ++i) {
+        const RowFact& fact = fact_of(task, i);
+        const int64_t a = std::lower_bound(positions, positions + s.tile.size(), fact.low) - positions;
+        const int64_t b = std::lower_bound(positions + a, positions + s.tile.size(), fact.high) - positions;
+        if (a == b) continue;
+        s.tile.score(s.queries, i, a, b);
+        sinks[i].take(s.tile.scores() + a, positions + a, b - a, s.accepted, counts_);
+      }
+    };
+    const RowFact& fact = fact_of(task, 0);
+    if (fact.table_row < 0) return;
+    const auto walk = [&](int64_t first, int64_t last) {
+      for_each_chunk(job_.source, fact.table_row, std::max(first, task.first_key), std::min(last, task.last_key),
+                     [&](const Chunk& c) { s.tile.push(job_.source, c, flush); });
+    };
+    if (present(job_.admit.candidates)) {
+      const int64_t n = sort_candidates(job_.admit, fact, first_row_ + task.first_row, s.candidates);
+      for_each_run(job_.admit, fact, s.candidates, n, walk);
+    } else {
+      walk(task.first_key, task.last_key);
+    }
+    s.tile.drain(flush);
+  }
+
+  void walk_scores(const Task& task, RowSink& sink) {
+    Scratch& s = room_.scratch;
+    const int64_t row = first_row_ + task.first_row;
+    const RowFact& fact = fact_of(task, 0);
+    const int64_t n = sort_candidates(job_.admit, fact, row, s.candidates);
+    for_each_run(job_.admit, fact, s.candidates, n, [&](int64_t first, int64_t last) {
+      for (int64_t at = std::max(first, task.first_key), end = std::min(last, task.last_key); at < end; at += kTakeKeys) {
+        const int64_t m = std::min(kTakeKeys, end - at);
+        for (int64_t i = 0; i < m; ++i) s.positions[i] = static_cast<int32_t>(at + i);
+        sink.take(given_scores(row, at, m), s.positions, m, s.accepted, counts_);
+      }
+    });
+  }
+
+  const float* given_scores(int64_t row, int64_t first, int64_t n) {
+    const Tensor& t = *job_.scores;
+    const int64_t at = row * t.stride[0] + first;
+    if (t.dtype == DType::f32) return static_cast<const float*>(t.data) + at;
+    const uint16_t* halves = static_cast<const uint16_t*>(t.data) + at;
+    for (int64_t i = 0; i < n; ++i) {
+      room_.scratch.scores[i] = t.dtype == DType::bf16 ? bf16_to_float(halves[i]) : f16_to_float(halves[i]);
+    }
+    return room_.scratch.scores;
+  }
+
+  void answer(int64_t row, const RowFact& fact, const Entries& entries, const Entries& blocks, const Forced& forced, const Cut& cut) {
+    counts_.add(kTiedCuts, cut.tied);
+    if (job_.topk > 0) emit_row(emitter_, row, fact, entries, forced, room_.scratch.words, counts_);
+    if (job_.out.blocks.data != nullptr && !emitter_.dry) emit_blocks(job_.out.blocks, row, blocks.position, blocks.size);
+  }
+
+  /// Rows of sliced groups, dealt to the workers in turn.
+  void merge_sliced() {
+    int64_t turn = 0;
+    const TaskTable& table = room_.table;
+    for (int64_t t = 0; t < table.state->num_tasks; ++t) {
+      const Task& task = table.tasks[t];
+      for (int64_t i = 0; task.slices > 1 && task.slice == 0 && i < task.num_rows; ++i) {
+        if (turn++ % room_.workers == member_.rank()) merge_row(task, i);
+      }
+    }
+  }
+
+  void merge_row(const Task& first, int64_t i);
+
+  const Job& job_;
+  const Exec& exec_;
+  const Member& member_;
+  Room room_;
+  Emitter emitter_;
+  Counts counts_;
+  int64_t first_row_ = 0, num_candidates_ = 0;
+};
+
+/// The parts' entries lie in ascending positions, part after part, so the same stable selection does for the whole.
+void Pass::merge_row(const Task& first, int64_t i) {
+  const RowFact& fact = fact_of(first, i);
+  const int64_t row = first_row_ + first.first_row + i;
+  const SinkBuffers& to = room_.scratch.sinks[0];
+  const Forced forced = forced_keys(job_.admit, fact);
+  Entries parts[kMaxSlices], blocks[kMaxSlices];
+  for (int32_t s = 0; s < first.slices; ++s) {
+    Task task = first;
+    task.slice = s;
+    const Part& part = room_.parts[part_of(task, i)];
+    const SinkBuffers from = buffers_of(task, i);
+    parts[s] = {from.score, from.position, part.size};
+    blocks[s] = {from.block_score, from.block_id, part.blocks};
+  }
+  Entries best{to.score, to.position, 0}, best_blocks{to.block_score, to.block_id, 0};
+  Cut cut, unused;
+  best.size = select_best(parts, first.slices, row_limit(job_, row), forced, best, &cut);
+  for (int32_t s = 0; s < first.slices; ++s) {
+    Task task = first;
+    task.slice = s;
+    // A part may have left out equals of the whole's k-th; where nothing had to be left out here, the one full part's cut is the whole's.
+    const Cut& own = room_.parts[part_of(task, i)].cut;
+    cut.tied = cut.tied || (own.tied && (cut.key == own.key || cut.key == 0));
+  }
+  if (job_.extents.blocks > 0) {
+    best_blocks.size = select_best(blocks, first.slices, job_.extents.blocks, forced_block(fact, job_.out.block_size), best_blocks, &unused);
+  }
+  answer(row, fact, best, best_blocks, forced, cut);
+}
+
+/// Work that makes another thread worth waking, in multiply-adds.
+constexpr double kGrain = 4e6;
+
+int64_t useful_workers(const Job& job) {
+  const Extents& e = job.extents;
+  // Lengths are read only until they are known to suffice.
+  const double per_key = e.heads > 0 ? static_cast<double>(e.heads) * static_cast<double>(e.head_dim) : 64.0;
+  const double most = per_key * static_cast<double>(e.rows) * static_cast<double>(std::max<int64_t>(e.keys, 1));
+  if (most < 2 * kGrain) return 1;
+  double work = 0;
+  for (int64_t r = 0; r < job.rows.count && work < 1024 * kGrain; ++r) {
+    RowFact fact = read_row(job.rows, r, job.source.count);
+    clip_row(fact, job.source.count, job.rows.max_len);
+    work += static_cast<double>(fact.high - fact.low) * per_key;
+  }
+  return static_cast<int64_t>(work / kGrain) + 1;
+}
+
+}  // namespace
+
+void run_job(const Job& job, const Exec& exec) {
+  if (job.rows.count == 0) return;
+  int64_t wild = 0;
+  auto body = [&](const Member& member) {
+    Pass pass(job, exec, member);
+    int64_t found = 0;
+    if (exec.strict) found = pass.run(true);
+    if (found == 0) pass.run(false);
+    if (member.rank() == 0 || exec.team != nullptr) wild = found;
+  };
+  run_team(exec, team_size(exec, useful_workers(job)), body);
+  if (wild > 0) raise_wild(job.op, wild);
+}
+
+}  // namespace topkey::cpu

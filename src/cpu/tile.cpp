@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// See tile.h.
+#include "cpu/tile.h"
+
+#include <algorithm>
+#include <array>
+
+namespace topkey::cpu {
+namespace {
+
+const std::array<float, 256>& e4m3_values() {
+  static const std::array<float, 256> table = [] {
+    std::array<float, 256> t{};
+    for (int i = 0; i < 256; ++i) t[static_cast<size_t>(i)] = e4m3_to_float(static_cast<uint8_t>(i));
+    return t;
+  }();
+  return table;
+}
+
+/// Query values of one head, widened exactly, to out[d * step].
+void widen_head(const Tensor& t, int64_t row, int64_t head, int64_t dim, float* out, int64_t step) {
+  const int64_t at = row * t.stride[0] + head * t.stride[1];
+  for (int64_t d = 0; d < dim; ++d) {
+    switch (t.dtype) {
+      case DType::f32: out[d * step] = static_cast<const float*>(t.data)[at + d]; break;
+      case DType::bf16: out[d * step] = bf16_to_float(static_cast<const uint16_t*>(t.data)[at + d]); break;
+      case DType::f16: out[d * step] = f16_to_float(static_cast<const uint16_t*>(t.data)[at + d]); break;
+      default: out[d * step] = e4m3_values()[static_cast<const uint8_t*>(t.data)[at + d]];
+    }
+  }
+}
+
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+}  // namespace
+
+int64_t head_blocks_of(int64_t heads) { return round_up(heads, kernels().head_block) / kernels().head_block; }
+
+PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim) {
+  PackedQueries p{};
+  p.head_blocks = head_blocks_of(heads);
+  p.weight_step = p.head_blocks * kernels().head_block;
+  p.value_step = p.weight_step * head_dim;
+  p.values = arena.take<float>(rows * p.value_step);
+  p.weights = arena.take<float>(rows * p.weight_step);
+  return p;
+}
+
+void pack_query(const Query& q, int64_t row, int64_t head_dim, int64_t at, const PackedQueries& packed) {
+  const int64_t heads = q.values.shape[1], block = kernels().head_block;
+  float* values = packed.values + at * packed.value_step;
+  float* weights = packed.weights + at * packed.weight_step;
+  if (heads < packed.weight_step) {
+    std::fill(values + heads / block * block * head_dim, values + packed.value_step, 0.0f);
+    std::fill(weights + heads, weights + packed.weight_step, 0.0f);
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    widen_head(q.values, row, h, head_dim, values + h / block * block * head_dim + h % block, block);
+    const int64_t w = row * q.weights.stride[0] + h * q.weights.stride[1];
+    weights[h] = q.weights.dtype == DType::bf16 ? bf16_to_float(static_cast<const uint16_t*>(q.weights.data)[w])
+                                                : static_cast<const float*>(q.weights.data)[w];
+  }
+}
+
+int64_t Tile::keys_for(int64_t rows, int64_t head_dim) {
+  const int64_t wanted = rows <= 1 ? 96 : rows < 8 ? 192 : 480;
+  // Panels of a tile stay within 256 KiB, half of a small L2.
+  const int64_t fits = std::max<int64_t>(65536 / head_dim, 1);
+  const int64_t panel = kernels().panel_keys;
+  return std::max(panel, std::min(wanted, fits) / panel * panel);
+}
+
+void Tile::take(Arena& arena, int64_t most_keys, KeyFormat format, int64_t head_dim) {
+  format_ = format;
+  head_dim_ = head_dim;
+  zero_bytes_ = value_bytes(format, head_dim);
+  rows_ = arena.take<const uint8_t*>(most_keys);
+  positions_ = arena.take<int32_t>(most_keys);
+  kscale_ = arena.take<float>(most_keys);
+  panels_ = arena.take<float>(most_keys * head_dim);
+  scores_ = arena.take<float>(most_keys);
+  zero_row_ = arena.take<uint8_t>(zero_bytes_);
+}
+
+void Tile::append(const Source& source, const Chunk& chunk, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    rows_[size_ + i] = chunk.values + i * source.value_step;
+    positions_[size_ + i] = static_cast<int32_t>(chunk.first + i);
+  }
+  if (format_ == KeyFormat::fp8) {
+    for (int64_t i = 0; i < n; ++i) std::memcpy(kscale_ + size_ + i, chunk.scales + i * source.scale_step, sizeof(float));
+  }
+  size_ += n;
+}
+
+void Tile::decode() {
+  const int64_t padded = round_up(size_, kernels().panel_keys);
+  for (int64_t i = size_; i < padded; ++i) {
+    rows_[i] = zero_row_;
+    kscale_[i] = 0.0f;
+  }
+  kernels().decode(format_, rows_, padded, head_dim_, panels_);
+}
+
+void Tile::score(const PackedQueries& q, int64_t at, int64_t first, int64_t last) {
+  const int64_t panel = kernels().panel_keys;
+  const int64_t p = first / panel, count = (last + panel - 1) / panel - p;
+  kernels().score(panels_ + p * panel * head_dim_, count, head_dim_, q.values + at * q.value_step, q.weights + at * q.weight_step,
+                  q.head_blocks, format_ == KeyFormat::fp8 ? kscale_ + p * panel : nullptr, scores_ + p * panel);
+}
+
+}  // namespace topkey::cpu

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The running selection of a row. Entries are appended in position order to a bounded buffer; when it is full, an exact radix
+// selection keeps the k best, in place and stable, and sets a gate that only rises. So positions stay ascending, a tie at the cut
+// falls to the lower position by itself, and no final sort exists. No capacity is assumed of the data: a full buffer is shrunk, however
+// often it fills.
+#pragma once
+#include <cstdint>
+#include <limits>
+
+#include "topkey/number.h"
+
+namespace topkey::cpu {
+
+/// f32 scores as u32 in their order (docs/numerics.md): NaN lowest, every NaN alike, -0 = +0.
+inline uint32_t key_of(float score) {
+  const uint32_t u = bits_of(score + 0.0f);  // -0 becomes +0
+  if (is_nan_bits(u)) return 0;
+  return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
+}
+inline float score_of_key(uint32_t key) {
+  if (key == 0) return canonical_nan();
+  return float_of((key & 0x80000000u) != 0 ? key & 0x7FFFFFFFu : ~key);
+}
+inline float canonical(float score) { return is_nan_bits(bits_of(score)) ? canonical_nan() : score + 0.0f; }
+
+/// Positions below `first` or from `last` on win before any score (forced keys).
+struct Forced {
+  int64_t first = std::numeric_limits<int64_t>::min(), last = std::numeric_limits<int64_t>::max();
+  bool has(int64_t position) const { return position < first || position >= last; }
+  uint32_t key(float score, int64_t position) const { return has(position) ? 0xFFFFFFFFu : key_of(score); }
+};
+
+/// Entries of one or more parts, each ascending, parts ascending.
+struct Entries {
+  float* score;
+  int32_t* position;
+  int64_t size;
+};
+
+/// What an exact selection found.
+struct Cut {
+  uint32_t key = 0;   ///< of the k-th entry; 0 where all were kept
+  bool tied = false;  ///< an entry with the same key was left out, and it is not a forced one
+};
+
+/// Keeps the k best of `parts` (forced first, then key descending, then position ascending), stable, at out (which may be parts[0]'s own
+/// arrays); the number kept is min(k, all).
+int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Forced& forced, Entries out, Cut* cut);
+
+class Winners {
+ public:
+  /// Buffers of `capacity` > k entries, or >= all keys that can come.
+  /// count_ties: let equals of the k-th score in, so that cut() knows of them (statistics ask; it costs time on data full of ties).
+  void reset(float* score, int32_t* position, int64_t capacity, int64_t k, const Forced& forced, bool count_ties) {
+    entries_ = {score, position, 0};
+    capacity_ = capacity;
+    k_ = k;
+    forced_ = forced;
+    count_ties_ = count_ties;
+    open_ = true;
+    gate_ = 0.0f;
+    cut_ = Cut{};
+  }
+  /// While open, everything is taken; then only scores >= gate (and forced keys) can matter.
+  bool open() const { return open_; }
+  float gate() const { return gate_; }
+  const Forced& forced() const { return forced_; }
+
+  void append(float score, int32_t position) {
+    if (entries_.size == capacity_) shrink();
+    entries_.score[entries_.size] = score;
+    entries_.position[entries_.size] = position;
+    ++entries_.size;
+  }
+  void append_all(const float* score, const int32_t* position, int64_t n);
+  /// At most k entries are left, the k best of all that came.
+  void finish();
+  const Entries& entries() const { return entries_; }
+  /// The cut at the k-th of all that came, after finish().
+  const Cut& cut() const { return cut_; }
+
+ private:
+  void shrink();
+
+  Entries entries_{};
+  int64_t capacity_ = 0, k_ = 0;
+  Forced forced_;
+  bool open_ = true, count_ties_ = false;
+  float gate_ = 0.0f;
+  Cut cut_;
+};
+
+}  // namespace topkey::cpu

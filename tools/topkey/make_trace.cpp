@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// topkey make-trace: a synthetic call as a file, to try, to measure or to send. The same arguments give the same bytes.
+#include <CLI/CLI.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "command.h"
+#include "sample.h"
+
+namespace topkey::cli {
+namespace {
+
+struct Options {
+  std::string output, format = "fp8", pattern = "normal", scale = "ue8m0", windows = "causal";
+  Sample sample;
+  bool expected = false;
+};
+
+template <class Enum>
+Enum by_name(const std::string& word, std::initializer_list<const char*> names, const char* what) {
+  const auto* place = std::find_if(names.begin(), names.end(), [&](const char* name) { return word == name; });
+  if (place == names.end()) throw Failure(fmt::format("make-trace: {} must be one of {}; got {}", what, fmt::join(names, ", "), support::shown(word)));
+  return static_cast<Enum>(place - names.begin());
+}
+
+/// Sizes that would take the machine down are refused: a trace is a sample, not a load.
+void check(const support::ProblemSpec& spec) {
+  constexpr double kLimit = 4e9;
+  const double values = static_cast<double>(spec.keys) * spec.head_dim * spec.requests + static_cast<double>(spec.rows) * spec.heads * spec.head_dim;
+  if (values > kLimit / 16) throw Failure("make-trace: this would be more than 4 GB of data on the way");
+  if (spec.exact && (spec.heads > 128 || spec.head_dim > 128)) throw Failure("make-trace: exact inputs have at most 128 heads and 128 dims");
+  if (spec.head_dim % dim_multiple(spec.format) != 0) {
+    throw Failure(fmt::format("make-trace: head-dim must be a multiple of {} for {}, got {}", dim_multiple(spec.format), format_name(spec.format), spec.head_dim));
+  }
+}
+
+/// Runs the trace on `ref` and stores the answers under expected_*.
+void add_expected(support::Trace& trace) {
+  const support::Call call(std::make_shared<support::Trace>(trace));
+  Exec exec{};
+  exec.backend = "ref";
+  call.run(exec);
+  for (const char* name : {"indices", "scores"}) {
+    if (const support::TraceTensor* found = call.output(name)) trace.tensors[std::string("expected_") + name] = *found;
+  }
+}
+
+Exit make(Options& options) {
+  support::ProblemSpec& spec = options.sample.spec;
+  spec.format = support::format_by_name(options.format);
+  if (!support::pattern_of(options.pattern, &spec.pattern)) {
+    std::string names;
+    for (const support::Pattern pattern : support::all_patterns()) names += std::string(names.empty() ? "" : ", ") + support::pattern_name(pattern);
+    throw Failure(fmt::format("make-trace: pattern must be one of {}; got {}", names, support::shown(options.pattern)));
+  }
+  spec.scale = by_name<ScaleRule>(options.scale, {"ue8m0", "f32"}, "scale");
+  spec.windows = by_name<support::Windows>(options.windows, {"full", "causal", "random", "wild"}, "windows");
+  spec.length_not_end = spec.windows != support::Windows::full;
+  if (spec.next_n > 1) {
+    spec.addressing = support::Addressing::next_n;
+    spec.rows = int64_t{spec.requests} * spec.next_n;
+  }
+  const std::vector<std::string> names = support::operation_names();
+  if (std::find(names.begin(), names.end(), options.sample.op) == names.end()) {
+    throw Failure(fmt::format("make-trace: op must be one of {}; got {}", fmt::join(names, ", "), support::shown(options.sample.op)));
+  }
+  check(spec);
+  support::Trace trace = make_sample(options.sample);
+  if (options.expected) add_expected(trace);
+  trace.metadata["pattern"] = options.pattern;
+  trace.metadata["seed"] = std::to_string(spec.seed);
+  trace.metadata["unit"] = "token";
+  trace.metadata["licence"] = "random numbers; no rights reserved (CC0-1.0)";
+  support::write_trace(options.output, trace);
+  uint64_t bytes = 0;
+  for (const auto& [name, tensor] : trace.tensors) bytes += tensor.bytes.size();
+  fmt::print("{}: {}, {} tensors, {:.2f} MB\n", options.output, options.sample.op, trace.tensors.size(), static_cast<double>(bytes) / 1e6);
+  return kDone;
+}
+
+}  // namespace
+
+void add_make_trace(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  Sample& sample = options->sample;
+  support::ProblemSpec& spec = sample.spec;
+  spec.heads = 64, spec.head_dim = 128, spec.rows = 8, spec.keys = 4096, spec.page_size = 64, sample.topk = 512;
+  CLI::App* sub = app.add_subcommand("make-trace", "Write a synthetic call to a file");
+  const auto positive = CLI::Range(1, INT32_MAX);
+  sub->add_option("-o,--output", options->output, "The file")->required();
+  sub->add_option("--op", sample.op, "Operation")->capture_default_str();
+  sub->add_option("--format", options->format, "fp8, mxfp4, bf16, f16, f32, q8_0")->capture_default_str();
+  sub->add_option("--heads", spec.heads, "H")->check(positive)->capture_default_str();
+  sub->add_option("--head-dim", spec.head_dim, "D")->check(positive)->capture_default_str();
+  sub->add_option("--rows", spec.rows, "Query rows")->check(positive)->capture_default_str();
+  sub->add_option("--keys", spec.keys, "Keys, of the longest request")->check(positive)->capture_default_str();
+  sub->add_option("--topk", sample.topk, "Positions a row")->check(positive)->capture_default_str();
+  sub->add_option("--requests", spec.requests, "Requests (paged)")->check(positive)->capture_default_str();
+  sub->add_option("--page-size", spec.page_size, "Key rows a page (paged)")->check(positive)->capture_default_str();
+  sub->add_option("--page-stride", spec.page_stride, "Bytes from page to page (paged; 0: side by side)")->check(CLI::Range(0, INT32_MAX))->capture_default_str();
+  sub->add_option("--next-n", spec.next_n, "Rows a request; more than 1: rows = requests * next-n")->check(positive)->capture_default_str();
+  sub->add_option("--pattern", options->pattern, "What the scores look like: normal, relu_plateau, ties_at_cut, nans, ...")->capture_default_str();
+  sub->add_option("--scale", options->scale, "fp8 key scale: ue8m0 or f32")->capture_default_str();
+  sub->add_option("--windows", options->windows, "What rows see: full, causal, random, wild")->capture_default_str();
+  sub->add_option("--seed", spec.seed, "Seed")->capture_default_str();
+  sub->add_flag("--exact", spec.exact, "Inputs on which every backend must agree bit for bit");
+  sub->add_flag("--expected", options->expected, "Store the answers of backend ref too");
+  sub->callback([options, &action] { action = [options] { return make(*options); }; });
+}
+
+}  // namespace topkey::cli
