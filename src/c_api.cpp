@@ -4,13 +4,11 @@
 // workspace, run. No exception crosses this file.
 #include "topkey/topkey_c.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <new>
 #include <string>
 
 #include "backend_table.h"
+#include "border.h"
 #include "validate.h"
 
 namespace topkey {
@@ -18,8 +16,18 @@ namespace {
 
 /// A plain buffer: keeping a sentence must not be able to fail.
 thread_local char last_error[1024];
+thread_local topkey_status last_status = TOPKEY_OK;
 
-void keep_error(const char* sentence) noexcept { std::snprintf(last_error, sizeof last_error, "%s", sentence); }
+}  // namespace
+
+const char* kept_error() noexcept { return last_error; }
+topkey_status keep_error(topkey_status status, const char* sentence) noexcept {
+  last_status = status;
+  std::snprintf(last_error, sizeof last_error, "%s", sentence);
+  return status;
+}
+
+namespace {
 
 template <class Args>
 struct Operation;
@@ -32,29 +40,6 @@ struct Operation;
 TOPKEY_OPERATIONS(X)
 #undef X
 
-/// What struct_size 0 means. A struct that grows keeps the size it had in ABI 1: specialise it here.
-template <class C>
-constexpr size_t kFirstSize = sizeof(C);
-
-/// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not know are zero; fields
-/// that this library does not know must be.
-template <class Cpp, class C>
-Cpp from_c(const char* op, const char* name, const C* given) {
-  static_assert(sizeof(Cpp) == sizeof(C) && alignof(Cpp) == alignof(C), "C and C++ twins must have one layout");
-  const Check c(op, Mode::call);
-  c.require(given != nullptr, name, "a struct", "null");
-  Cpp value{};
-  const size_t size = given->struct_size == 0 ? kFirstSize<C> : given->struct_size;
-  c.require(size >= sizeof(uint32_t), name, "a struct with struct_size", std::to_string(size));
-  std::memcpy(&value, given, std::min(size, sizeof(C)));
-  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = sizeof(C); i < size; ++i) {
-    c.require(bytes[i] == 0, name, "of this library's version (" TOPKEY_VERSION ")",
-              "newer fields that it does not know");
-  }
-  return value;
-}
-
 /// Queries of `q` go with keys of `format` (score.h).
 bool can_pair(KeyFormat format, DType q) {
   switch (format) {
@@ -66,24 +51,6 @@ bool can_pair(KeyFormat format, DType q) {
     case KeyFormat::q8_0: return q == DType::f32 || q == DType::bf16 || q == DType::f16;
   }
   return false;
-}
-
-/// Runs `body`, turning whatever it throws into a status and a sentence.
-template <class Body>
-topkey_status guard(Body&& body) noexcept {
-  try {
-    body();
-    return TOPKEY_OK;
-  } catch (const Error& e) {
-    keep_error(e.what());
-    return static_cast<topkey_status>(e.status());
-  } catch (const std::bad_alloc&) {
-    keep_error("out of memory");
-    return TOPKEY_DEVICE_ERROR;
-  } catch (const std::exception& e) {
-    keep_error(e.what());
-    return TOPKEY_DEVICE_ERROR;
-  }
 }
 
 /// Under a caller's team a one-thread backend works on rank 0; the others wait, so that all return after the work is done.
@@ -154,7 +121,7 @@ const char* unsupported(const CArgs* args, const topkey_exec* exec) noexcept {
     const Shape shape = validate(from_c<Args>(op_name(op), "args", args), Mode::query);
     reason = why_unsupported(op, shape, e);
   });
-  return status == TOPKEY_OK ? reason : last_error;
+  return status == TOPKEY_OK ? reason : kept_error();
 }
 
 }  // namespace
@@ -179,7 +146,8 @@ TOPKEY_OPERATIONS(X)
 
 const char* topkey_version(void) { return TOPKEY_VERSION; }
 uint32_t topkey_abi_version(void) { return TOPKEY_ABI_VERSION; }
-const char* topkey_last_error(void) { return last_error; }
+const char* topkey_last_error(void) { return kept_error(); }
+topkey_status topkey_last_status(void) { return last_status; }
 
 const char* topkey_backend_name(int32_t index) {
   return index >= 0 && index < kNumBackends ? kBackends[index]->name : nullptr;

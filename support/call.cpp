@@ -150,14 +150,21 @@ constexpr DTypeName kDTypes[] = {{DType::f32, "F32"},      {DType::f16, "F16"}, 
                                  {DType::e8m0, "F8_E8M0"}, {DType::u8, "U8"},   {DType::u8, "I8"},     {DType::b8, "BOOL"},
                                  {DType::i32, "I32"},      {DType::i64, "I64"}};
 
-void copy_rows(const Tensor& t, int32_t dim, const std::byte* from, size_t width, std::byte*& to) {
-  if (dim == t.ndim) {
-    std::memcpy(to, from, width);
-    to += width;
-    return;
+/// Elements of `t` in row-major order; missing leading dimensions count as one.
+void copy_elements(const Tensor& t, size_t width, std::byte* to) {
+  int64_t shape[4] = {1, 1, 1, 1}, stride[4] = {};
+  for (int32_t i = 0; i < t.ndim && i < 4; ++i) {
+    shape[4 - t.ndim + i] = t.shape[i];
+    stride[4 - t.ndim + i] = t.stride[i] * static_cast<int64_t>(width);
   }
-  for (int64_t i = 0; i < t.shape[dim]; ++i) {
-    copy_rows(t, dim + 1, from + i * t.stride[dim] * static_cast<int64_t>(width), width, to);
+  const auto* from = static_cast<const std::byte*>(t.data);
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    for (int64_t j = 0; j < shape[1]; ++j) {
+      for (int64_t k = 0; k < shape[2]; ++k) {
+        const std::byte* row = from + i * stride[0] + j * stride[1] + k * stride[2];
+        for (int64_t l = 0; l < shape[3]; ++l, to += width) std::memcpy(to, row + l * stride[3], width);
+      }
+    }
   }
 }
 
@@ -206,9 +213,7 @@ Tensor view(const TraceTensor& tensor, const std::string& name) {
 
 TraceTensor copy_of(const Tensor& tensor) {
   TraceTensor copy = make_tensor(trace_dtype(tensor.dtype), {tensor.shape, tensor.shape + tensor.ndim});
-  std::byte* to = copy.bytes.data();
-  const size_t width = static_cast<size_t>(dtype_bits(copy.dtype)) / 8;
-  if (!copy.bytes.empty()) copy_rows(tensor, 0, static_cast<const std::byte*>(tensor.data), width, to);
+  if (!copy.bytes.empty()) copy_elements(tensor, static_cast<size_t>(dtype_bits(copy.dtype)) / 8, copy.bytes.data());
   return copy;
 }
 

@@ -148,30 +148,44 @@ Scorer::Scorer(const Query& q, KeyFormat format, int64_t head_dim)
 }
 
 Score Scorer::score(int64_t row, const KeyBytes& key) const {
-  double values[8192];
-  const double outer = decode_key(format_, head_dim_, key, values);
+  std::vector<double> values(static_cast<size_t>(head_dim_));
+  const double outer = decode_key(format_, head_dim_, key, values.data());
   double sum = 0, a = 0;
-  long double wide = 0;
   for (int64_t h = 0; h < heads_; ++h) {
-    const double* q = &q_[(row * heads_ + h) * head_dim_];
-    const double weight = weights_[row * heads_ + h];
+    const double* q = &q_[static_cast<size_t>((row * heads_ + h) * head_dim_)];
+    const double weight = weights_[static_cast<size_t>(row * heads_ + h)];
     double dot = 0, absolute = 0;
-    long double wide_dot = 0;
     for (int64_t d = 0; d < head_dim_; ++d) {
-      dot += q[d] * values[d];
-      absolute += std::abs(q[d] * values[d]);
-      wide_dot += static_cast<long double>(q[head_dim_ - 1 - d]) * static_cast<long double>(values[head_dim_ - 1 - d]);
+      const double term = q[d] * values[static_cast<size_t>(d)];
+      dot += term;
+      absolute += std::abs(term);
     }
     sum += weight * relu(dot);
     a += std::abs(weight) * absolute;
-    wide += static_cast<long double>(weight) * (wide_dot < 0 ? 0 : wide_dot);
   }
-  return {canonical(static_cast<float>(sum * outer)), a * std::abs(outer), wide * static_cast<long double>(outer)};
+  return {canonical(static_cast<float>(sum * outer)), a * std::abs(outer)};
 }
+
+template <class Real>
+Real Scorer::descending(int64_t row, const KeyBytes& key) const {
+  std::vector<double> values(static_cast<size_t>(head_dim_));
+  const double outer = decode_key(format_, head_dim_, key, values.data());
+  Real sum = 0;
+  for (int64_t h = heads_ - 1; h >= 0; --h) {
+    const double* q = &q_[static_cast<size_t>((row * heads_ + h) * head_dim_)];
+    Real dot = 0;
+    for (int64_t d = head_dim_ - 1; d >= 0; --d)
+      dot += static_cast<Real>(q[d]) * static_cast<Real>(values[static_cast<size_t>(d)]);
+    sum += static_cast<Real>(weights_[static_cast<size_t>(row * heads_ + h)]) * (dot < 0 ? 0 : dot);
+  }
+  return sum * static_cast<Real>(outer);
+}
+template long double Scorer::descending<long double>(int64_t, const KeyBytes&) const;
+template float Scorer::descending<float>(int64_t, const KeyBytes&) const;
 
 namespace {
 
-void size_truth(Truth& truth, int64_t rows, int64_t width, const Scorer& scorer) {
+void size_truth(Truth& truth, int64_t rows, int64_t width, bool wide, const Scorer& scorer) {
   truth.rows = rows;
   truth.width = width;
   truth.heads = scorer.heads();
@@ -179,7 +193,7 @@ void size_truth(Truth& truth, int64_t rows, int64_t width, const Scorer& scorer)
   truth.ref = Array(DType::f32, {rows, width});
   std::fill_n(truth.ref.as<float>(), rows * width, kMinusInf);
   truth.a.assign(static_cast<size_t>(rows * width), -1.0);
-  truth.wide.assign(static_cast<size_t>(rows * width), 0);
+  if (wide) truth.wide.assign(static_cast<size_t>(rows * width), 0);
 }
 
 /// Readable keys of one row into its cells. `find` gives the bytes of a column.
@@ -195,20 +209,20 @@ void score_row(Truth& truth, const Scorer& scorer, int64_t row, const RowRange& 
     const size_t cell = static_cast<size_t>(row * truth.width + column);
     truth.ref.as<float>()[cell] = score.ref;
     truth.a[cell] = std::isnan(score.a) ? 0 : score.a;
-    truth.wide[cell] = score.wide;
+    if (!truth.wide.empty()) truth.wide[cell] = scorer.score_wide(row, *key);
   }
 }
 
 }  // namespace
 
-Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows) {
+Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows, bool wide) {
   const int64_t elements = keys.values.shape[1];
   const int64_t head_dim = keys.format == KeyFormat::mxfp4  ? elements * 2
                            : keys.format == KeyFormat::q8_0 ? elements / 34 * 32
                                                             : elements;
   const Scorer scorer(q, keys.format, head_dim);
   Truth truth;
-  size_truth(truth, rows.count, keys.values.shape[0], scorer);
+  size_truth(truth, rows.count, keys.values.shape[0], wide, scorer);
   for (int64_t r = 0; r < rows.count; ++r) {
     const RowRange range = row_range(rows, r, truth.width, -1);
     score_row(truth, scorer, r, range, rows.max_len, [&](int64_t column) { return key_at(keys, column); });
@@ -216,12 +230,12 @@ Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows) {
   return truth;
 }
 
-Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows) {
+Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows, bool wide) {
   const Scorer scorer(q, keys.cache.format, keys.cache.head_dim);
   int64_t width = keys.block_table.shape[1] * keys.cache.page_size;
   if (rows.max_len > 0) width = std::min(width, rows.max_len);
   Truth truth;
-  size_truth(truth, rows.count, width, scorer);
+  size_truth(truth, rows.count, width, wide, scorer);
   for (int64_t r = 0; r < rows.count; ++r) {
     const RowRange range = row_range(rows, r, 0, keys.table_per_row ? -1 : keys.block_table.shape[0]);
     const int64_t line = table_line(keys.table_per_row, r, range);

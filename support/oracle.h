@@ -47,21 +47,25 @@ double e2m1_value(uint8_t code);
 double e8m0_value(uint8_t byte);
 
 struct Score {
-  float ref;         ///< S_ref: doubles in the order of arithmetic `ref`, rounded once to f32, canonical
-  double a;          ///< A: what the error bounds multiply
-  long double wide;  ///< the same sum in long double, d and h descending: a second formulation
+  float ref;  ///< S_ref: doubles in the order of arithmetic `ref`, rounded once to f32, canonical
+  double a;   ///< A: what the error bounds multiply
 };
 /// Scores keys against the rows of one Query, decoded once.
 class Scorer {
  public:
   Scorer(const Query& q, KeyFormat format, int64_t head_dim);
   Score score(int64_t row, const KeyBytes& key) const;
+  /// Second formulations, in another order: the sum in long double, and in plain f32 (equal to S_ref for exact inputs only).
+  long double score_wide(int64_t row, const KeyBytes& key) const { return descending<long double>(row, key); }
+  float score_f32_descending(int64_t row, const KeyBytes& key) const { return descending<float>(row, key); }
   int64_t heads() const { return heads_; }
   int64_t head_dim() const { return head_dim_; }
 
  private:
   KeyFormat format_;
   int64_t rows_, heads_, head_dim_;
+  template <class Real>
+  Real descending(int64_t row, const KeyBytes& key) const;
   std::vector<double> q_, weights_;  // [R,H,D], [R,H]; mxfp4 with block scales multiplied in
 };
 /// Values of one key, [D], block scales multiplied in, and its outer scale (1 where the format has none).
@@ -70,14 +74,14 @@ double decode_key(KeyFormat format, int64_t head_dim, const KeyBytes& key, doubl
 /// All visible, readable scores of a call, [rows, width]; mask not added. Where there is none: ref -inf, a < 0.
 struct Truth {
   int64_t rows = 0, width = 0, heads = 0, head_dim = 0;
-  Array ref;              ///< f32 [rows, width]
-  std::vector<double> a;  ///< [rows, width]
-  std::vector<long double> wide;
+  Array ref;                      ///< f32 [rows, width]
+  std::vector<double> a;          ///< [rows, width]
+  std::vector<long double> wide;  ///< [rows, width] score_wide, if asked for: it doubles the cost
   bool live(int64_t row, int64_t column) const { return a[static_cast<size_t>(row * width + column)] >= 0; }
 };
-Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows);
+Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows, bool wide = true);
 /// width: rows.max_len or the table's width in keys.
-Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows);
+Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows, bool wide = true);
 
 // ---- selection -------------------------------------------------------------------------------------------------------------
 

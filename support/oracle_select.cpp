@@ -21,7 +21,7 @@ double rank_key(float score) {
 /// Relative positions of row `range` that the candidate list admits, ascending and distinct; false if there is no list.
 bool candidate_ranges(const Admit& admit, int64_t row, int64_t visible,
                       std::vector<std::pair<int64_t, int64_t>>* ranges) {
-  if (admit.candidates.data == nullptr) return false;
+  if (!present(admit.candidates)) return false;  // an empty list may have no address, and admits nothing
   const int64_t size = admit.candidate_block_size;
   std::vector<int64_t> ids;
   for (int64_t c = 0; c < admit.candidates.shape[1]; ++c) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The C border. Layout: every C struct and its C++ twin have the same fields at the same offsets, and the lists here forget none,
-// since each list must tile its struct. Behaviour: enumerations, struct_size, null pointers, last_error per thread, versions.
+// The C border. Layout: every C struct and its C++ twin have the same fields at the same offsets, and the lists here
+// forget none, since each list must tile its struct. Behaviour: enumerations, struct_size, null pointers, last_error
+// per thread, versions.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -39,18 +40,21 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
 #define FIELD_OF(S, name) Field{offsetof(S, name), sizeof(S::name), alignof(decltype(S::name))},
 #define C_FIELD(name) FIELD_OF(C, name)
 #define CPP_FIELD(name) FIELD_OF(Cpp, name)
-#define CHECK_TWIN(CStruct, CppStruct, FIELDS)                                                                            \
-  namespace twin_##CStruct {                                                                                              \
-  using C = ::CStruct;                                                                                                    \
-  using Cpp = topkey::CppStruct;                                                                                          \
-  constexpr std::array c_fields{FIELDS(C_FIELD)};                                                                         \
-  constexpr std::array cpp_fields{FIELDS(CPP_FIELD)};                                                                     \
-  static_assert(c_fields == cpp_fields, #CStruct ": same fields, same offsets");                                          \
-  static_assert(sizeof(C) == sizeof(Cpp) && alignof(C) == alignof(Cpp), #CStruct ": same size");                          \
-  static_assert(tiles(c_fields, sizeof(C), alignof(C)), #CStruct ": the list names every field in order");                \
-  static_assert(std::is_standard_layout_v<Cpp> && std::is_trivial_v<Cpp> && std::is_aggregate_v<Cpp>, "crosses a border"); \
+#define CHECK_TWIN(CStruct, CppStruct, FIELDS)                                                               \
+  namespace twin_##CStruct {                                                                                 \
+    using C = ::CStruct;                                                                                     \
+    using Cpp = topkey::CppStruct;                                                                           \
+    constexpr std::array c_fields{FIELDS(C_FIELD)};                                                          \
+    constexpr std::array cpp_fields{FIELDS(CPP_FIELD)};                                                      \
+    static_assert(c_fields == cpp_fields, #CStruct ": same fields, same offsets");                           \
+    static_assert(sizeof(C) == sizeof(Cpp) && alignof(C) == alignof(Cpp), #CStruct ": same size");           \
+    static_assert(tiles(c_fields, sizeof(C), alignof(C)), #CStruct ": the list names every field in order"); \
+    static_assert(std::is_standard_layout_v<Cpp> && std::is_trivial_v<Cpp> && std::is_aggregate_v<Cpp>,      \
+                  "crosses a border");                                                                       \
   }
 
+// The tool sees casts in these lists.
+// clang-format off
 #define TENSOR(F) F(data) F(shape) F(stride) F(ndim) F(dtype)
 #define TEAM(F) F(rank) F(size) F(barrier) F(ctx)
 #define DENSE_KEYS(F) F(values) F(scales) F(format)
@@ -61,20 +65,21 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
 #define ROWS(F) F(count) F(end) F(length) F(start) F(request) F(q_indptr) F(next_n) F(max_len)
 #define ADMIT(F) F(candidates) F(candidate_block_size) F(mask) F(force_first) F(force_last)
 #define SLOT_MAP(F) F(block_table) F(table_per_row) F(page_size)
-#define SELECTION(F)                                                                                              \
-  F(indices) F(slots) F(scores) F(counts) F(blocks) F(block_size) F(index_base) F(slot_map) F(order) F(fill) F(fill_value)
+#define SELECTION(F) \
+  F(indices) F(slots) F(scores) F(counts) F(blocks) F(block_size) F(index_base) F(slot_map) F(order) F(fill) \
+  F(fill_value)
 #define NORM(F) F(kind) F(weight) F(bias) F(eps)
 #define ROPE(F) F(positions) F(cos_sin) F(dim) F(interleaved) F(trailing)
-#define EXEC(F)                                                                                                      \
-  F(struct_size) F(device) F(device_id) F(stream) F(workspace) F(workspace_bytes) F(backend) F(max_sms) F(threads)   \
+#define EXEC(F) \
+  F(struct_size) F(device) F(device_id) F(stream) F(workspace) F(workspace_bytes) F(backend) F(max_sms) F(threads) \
   F(team) F(stats) F(flags) F(arithmetic) F(strategy) F(strict)
-#define EXPAND_ROWS(F)                                                                                       \
-  F(struct_size) F(query_start) F(seq_lens) F(ratio) F(shard) F(block_table) F(page_size) F(capacity)        \
+#define EXPAND_ROWS(F) \
+  F(struct_size) F(query_start) F(seq_lens) F(ratio) F(shard) F(block_table) F(page_size) F(capacity) \
   F(row_request) F(lens) F(positions) F(slots)
 #define TO_SLOTS(F) \
   F(struct_size) F(indices) F(row_request) F(block_table) F(page_size) F(shard) F(compact) F(slots) F(counts)
-#define QUANTIZE_Q(F)                                                                                        \
-  F(struct_size) F(q) F(weights) F(softmax_scale) F(head_scale) F(rule) F(rope) F(hadamard) F(format)        \
+#define QUANTIZE_Q(F) \
+  F(struct_size) F(q) F(weights) F(softmax_scale) F(head_scale) F(rule) F(rope) F(hadamard) F(format) \
   F(q_out) F(q_scales_out) F(weights_out)
 #define QUANTIZE_K(F) F(struct_size) F(k) F(norm) F(rope) F(hadamard) F(scale) F(rule) F(out)
 #define STORE_K(F) \
@@ -86,6 +91,7 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
 #define SELECT_BLOCKS(F) F(struct_size) F(scores) F(rows) F(block_size) F(blocks)
 #define MQA_TOPK(F) F(struct_size) F(q) F(keys) F(rows) F(admit) F(topk) F(out)
 #define MERGE_TOPK(F) F(struct_size) F(scores) F(indices) F(topk) F(rows) F(out)
+// clang-format on
 
 CHECK_TWIN(topkey_tensor, Tensor, TENSOR)
 CHECK_TWIN(topkey_team, Team, TEAM)
@@ -115,7 +121,8 @@ CHECK_TWIN(topkey_mqa_topk_args, MqaTopk, MQA_TOPK)
 CHECK_TWIN(topkey_paged_mqa_topk_args, PagedMqaTopk, MQA_TOPK)
 CHECK_TWIN(topkey_merge_topk_args, MergeTopk, MERGE_TOPK)
 
-/// A C name for each C++ value, in the order of the C++ enumeration from 0: so each value is checked, and none has been inserted.
+/// A C name for each C++ value, in the order of the C++ enumeration from 0: so each value is checked, and none has been
+/// inserted.
 template <class E>
 constexpr bool same_values(std::initializer_list<int> c, std::initializer_list<E> cpp) {
   if (c.size() != cpp.size() || sizeof(E) != 4) return false;
@@ -126,32 +133,40 @@ constexpr bool same_values(std::initializer_list<int> c, std::initializer_list<E
 }
 using topkey::Device, topkey::DType, topkey::Fill, topkey::KeyFormat, topkey::Layout, topkey::NormKind, topkey::Order;
 using topkey::QuantRule, topkey::ScaleRule, topkey::Stat, topkey::Status;
-static_assert(same_values({TOPKEY_OK, TOPKEY_INVALID_ARGUMENT, TOPKEY_UNSUPPORTED, TOPKEY_WORKSPACE_TOO_SMALL, TOPKEY_NOT_PREPARED,
-                           TOPKEY_DEVICE_ERROR, TOPKEY_PEER_ERROR},
-                          {Status::ok, Status::invalid_argument, Status::unsupported, Status::workspace_too_small, Status::not_prepared,
-                           Status::device_error, Status::peer_error}));
-static_assert(same_values({TOPKEY_DTYPE_NONE, TOPKEY_DTYPE_F32, TOPKEY_DTYPE_F16, TOPKEY_DTYPE_BF16, TOPKEY_DTYPE_F8_E4M3FN,
-                           TOPKEY_DTYPE_E8M0, TOPKEY_DTYPE_U8, TOPKEY_DTYPE_B8, TOPKEY_DTYPE_I32, TOPKEY_DTYPE_I64},
-                          {DType::none, DType::f32, DType::f16, DType::bf16, DType::f8_e4m3fn, DType::e8m0, DType::u8, DType::b8,
-                           DType::i32, DType::i64}));
+static_assert(same_values({TOPKEY_OK, TOPKEY_INVALID_ARGUMENT, TOPKEY_UNSUPPORTED, TOPKEY_WORKSPACE_TOO_SMALL,
+                           TOPKEY_NOT_PREPARED, TOPKEY_DEVICE_ERROR, TOPKEY_PEER_ERROR},
+                          {Status::ok, Status::invalid_argument, Status::unsupported, Status::workspace_too_small,
+                           Status::not_prepared, Status::device_error, Status::peer_error}));
+static_assert(same_values({TOPKEY_DTYPE_NONE, TOPKEY_DTYPE_F32, TOPKEY_DTYPE_F16, TOPKEY_DTYPE_BF16,
+                           TOPKEY_DTYPE_F8_E4M3FN, TOPKEY_DTYPE_E8M0, TOPKEY_DTYPE_U8, TOPKEY_DTYPE_B8,
+                           TOPKEY_DTYPE_I32, TOPKEY_DTYPE_I64},
+                          {DType::none, DType::f32, DType::f16, DType::bf16, DType::f8_e4m3fn, DType::e8m0, DType::u8,
+                           DType::b8, DType::i32, DType::i64}));
 static_assert(same_values({TOPKEY_DEVICE_CPU, TOPKEY_DEVICE_CUDA}, {Device::cpu, Device::cuda}));
-static_assert(same_values({TOPKEY_FORMAT_FP8, TOPKEY_FORMAT_MXFP4, TOPKEY_FORMAT_BF16, TOPKEY_FORMAT_F16, TOPKEY_FORMAT_F32,
-                           TOPKEY_FORMAT_Q8_0},
-                          {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0}));
+static_assert(same_values({TOPKEY_FORMAT_FP8, TOPKEY_FORMAT_MXFP4, TOPKEY_FORMAT_BF16, TOPKEY_FORMAT_F16,
+                           TOPKEY_FORMAT_F32, TOPKEY_FORMAT_Q8_0},
+                          {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32,
+                           KeyFormat::q8_0}));
 static_assert(same_values({TOPKEY_LAYOUT_PLANAR, TOPKEY_LAYOUT_INTERLEAVED}, {Layout::planar, Layout::interleaved}));
-static_assert(same_values({TOPKEY_ORDER_POSITION, TOPKEY_ORDER_SCORE, TOPKEY_ORDER_ANY}, {Order::position, Order::score, Order::any}));
-static_assert(same_values({TOPKEY_FILL_MINUS_ONE, TOPKEY_FILL_REPEAT, TOPKEY_FILL_VALUE}, {Fill::minus_one, Fill::repeat, Fill::value}));
-static_assert(same_values({TOPKEY_NORM_NONE, TOPKEY_NORM_LAYER, TOPKEY_NORM_RMS}, {NormKind::none, NormKind::layer, NormKind::rms}));
+static_assert(same_values({TOPKEY_ORDER_POSITION, TOPKEY_ORDER_SCORE, TOPKEY_ORDER_ANY},
+                          {Order::position, Order::score, Order::any}));
+static_assert(same_values({TOPKEY_FILL_MINUS_ONE, TOPKEY_FILL_REPEAT, TOPKEY_FILL_VALUE},
+                          {Fill::minus_one, Fill::repeat, Fill::value}));
+static_assert(same_values({TOPKEY_NORM_NONE, TOPKEY_NORM_LAYER, TOPKEY_NORM_RMS},
+                          {NormKind::none, NormKind::layer, NormKind::rms}));
 static_assert(same_values({TOPKEY_SCALE_UE8M0, TOPKEY_SCALE_F32}, {ScaleRule::ue8m0, ScaleRule::f32}));
-static_assert(same_values({TOPKEY_RULE_AUTOMATIC, TOPKEY_RULE_V32_KEY, TOPKEY_RULE_V32_QUERY, TOPKEY_RULE_V4_QUERY, TOPKEY_RULE_V4_KEY,
-                           TOPKEY_RULE_KPOOL_QUERY, TOPKEY_RULE_KPOOL_KEY, TOPKEY_RULE_CPU_QUERY, TOPKEY_RULE_MXFP4, TOPKEY_RULE_Q8_0},
-                          {QuantRule::automatic, QuantRule::v32_key, QuantRule::v32_query, QuantRule::v4_query, QuantRule::v4_key,
-                           QuantRule::kpool_query, QuantRule::kpool_key, QuantRule::cpu_query, QuantRule::mxfp4, QuantRule::q8_0}));
+static_assert(same_values({TOPKEY_RULE_AUTOMATIC, TOPKEY_RULE_V32_KEY, TOPKEY_RULE_V32_QUERY, TOPKEY_RULE_V4_QUERY,
+                           TOPKEY_RULE_V4_KEY, TOPKEY_RULE_KPOOL_QUERY, TOPKEY_RULE_KPOOL_KEY, TOPKEY_RULE_CPU_QUERY,
+                           TOPKEY_RULE_MXFP4, TOPKEY_RULE_Q8_0},
+                          {QuantRule::automatic, QuantRule::v32_key, QuantRule::v32_query, QuantRule::v4_query,
+                           QuantRule::v4_key, QuantRule::kpool_query, QuantRule::kpool_key, QuantRule::cpu_query,
+                           QuantRule::mxfp4, QuantRule::q8_0}));
 static_assert(same_values({TOPKEY_STAT_ROWS, TOPKEY_STAT_SCORED_KEYS, TOPKEY_STAT_RESCANS, TOPKEY_STAT_SKIPPED_PAGES,
-                           TOPKEY_STAT_SKIPPED_SLOTS, TOPKEY_STAT_NAN_SCORES, TOPKEY_STAT_TIED_CUTS, TOPKEY_STAT_RESERVED,
-                           TOPKEY_NUM_STATS},
-                          {topkey::kRows, topkey::kScoredKeys, topkey::kRescans, topkey::kSkippedPages, topkey::kSkippedSlots,
-                           topkey::kNanScores, topkey::kTiedCuts, topkey::kReserved, topkey::kNumStats}));
+                           TOPKEY_STAT_SKIPPED_SLOTS, TOPKEY_STAT_NAN_SCORES, TOPKEY_STAT_TIED_CUTS,
+                           TOPKEY_STAT_RESERVED, TOPKEY_NUM_STATS},
+                          {topkey::kRows, topkey::kScoredKeys, topkey::kRescans, topkey::kSkippedPages,
+                           topkey::kSkippedSlots, topkey::kNanScores, topkey::kTiedCuts, topkey::kReserved,
+                           topkey::kNumStats}));
 static_assert(static_cast<int>(TOPKEY_FLAG_OVERLAP_PREVIOUS) == static_cast<int>(topkey::kOverlapPrevious));
 
 topkey_tensor vector_i32(std::vector<int32_t>& v) {
@@ -243,8 +258,10 @@ TEST(Abi, SmallerStructLacksItsLastFields) {
   const size_t known = offsetof(topkey_expand_rows_args, positions), exec_known = offsetof(topkey_exec, backend);
   call.grown.args.struct_size = known;
   call.grown_exec.exec.struct_size = exec_known;
-  std::memset(reinterpret_cast<unsigned char*>(&call.grown.args) + known, 0xFF, sizeof(topkey_expand_rows_args) - known);
-  std::memset(reinterpret_cast<unsigned char*>(&call.grown_exec.exec) + exec_known, 0xFF, sizeof(topkey_exec) - exec_known);
+  std::memset(reinterpret_cast<unsigned char*>(&call.grown.args) + known, 0xFF,
+              sizeof(topkey_expand_rows_args) - known);
+  std::memset(reinterpret_cast<unsigned char*>(&call.grown_exec.exec) + exec_known, 0xFF,
+              sizeof(topkey_exec) - exec_known);
   ASSERT_EQ(call.run(), TOPKEY_OK) << topkey_last_error();
   EXPECT_TRUE(call.answered());
 }
@@ -271,8 +288,8 @@ TEST(Abi, NullPointersAreRefused) {
 }
 
 TEST(Abi, EveryOperationKnowsItsOwnName) {
-#define CHECK_NAME(name)                                                                    \
-  EXPECT_EQ(topkey_##name(nullptr, nullptr), TOPKEY_INVALID_ARGUMENT);                      \
+#define CHECK_NAME(name)                                               \
+  EXPECT_EQ(topkey_##name(nullptr, nullptr), TOPKEY_INVALID_ARGUMENT); \
   EXPECT_EQ(std::string(topkey_last_error()).rfind(#name ": ", 0), 0u) << topkey_last_error();
   CHECK_NAME(expand_rows)
   CHECK_NAME(to_slots)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A fixture whose every test runs once on each usable host backend, so that the list of tests that ran names the backends.
+// A fixture whose every test runs once on each usable host backend, so that the list of tests that ran names the
+// backends.
 #pragma once
 #include <string>
 
@@ -19,7 +20,7 @@ inline std::string backend_label(const ::testing::TestParamInfo<std::string>& in
   return label;
 }
 
-#define TOPKEY_ON_EVERY_BACKEND(Fixture)                                                                          \
+#define TOPKEY_ON_EVERY_BACKEND(Fixture)                                                               \
   INSTANTIATE_TEST_SUITE_P(Backends, Fixture, ::testing::ValuesIn(::topkey::testing::host_backends()), \
                            ::topkey::testing::backend_label)
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Large addresses (CASES B01): a page id times a page stride passes 2^31 and 2^32, and slots pass 2^31. The mappings are sparse, so a few
-// pages of memory stand for tens of gigabytes of cache. A machine that refuses the mapping skips, and says so.
+// Large addresses (CASES B01): a page id times a page stride passes 2^31 and 2^32, and slots pass 2^31. The mappings
+// are sparse, so a few pages of memory stand for tens of gigabytes of cache. A machine that refuses the mapping skips,
+// and says so.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -52,8 +53,9 @@ class Sparse {
   size_t bytes_;
   uint8_t* whole_ = nullptr;
 };
-#define SKIP_WITHOUT(memory) \
-  if ((memory).data() == nullptr) GTEST_SKIP() << "NOT RUN: this machine refuses a sparse mapping (" << std::strerror(errno) << ")"
+#define SKIP_WITHOUT(memory)      \
+  if ((memory).data() == nullptr) \
+  GTEST_SKIP() << "NOT RUN: this machine refuses a sparse mapping (" << std::strerror(errno) << ")"
 
 Array normal_keys(int64_t rows, int64_t dim) {
   topkey::support::Random random(95);
@@ -96,8 +98,10 @@ TEST_P(FarTest, PagesAcross2GiBAnd4GiBOfCaseB01) {
   constexpr int64_t kPages = 4287, kStride = 1002240;
   const Sparse pool(kPages * kStride);
   SKIP_WITHOUT(pool);
-  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, 8448}, {kStride, 1}), KeyFormat::fp8, Layout::planar, 64, 128};
-  // Pages on both sides of 2^31 (2142: 2,146,798,080; 2143: 2,147,800,320) and of 2^32 (4285, 4286), the same keys in each.
+  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, 8448}, {kStride, 1}), KeyFormat::fp8,
+                               Layout::planar, 64, 128};
+  // Pages on both sides of 2^31 (2142: 2,146,798,080; 2143: 2,147,800,320) and of 2^32 (4285, 4286), the same keys in
+  // each.
   const std::vector<int32_t> pages = {2142, 2143, 4285, 4286};
   const Array k = normal_keys(64, 128);
   for (int32_t page : pages) {
@@ -106,11 +110,13 @@ TEST_P(FarTest, PagesAcross2GiBAnd4GiBOfCaseB01) {
     store(k, slots, cache);
   }
   const Dense out = gather(pages, 64, cache);
-  for (int64_t i = 64; i < 256; ++i) ASSERT_TRUE(out.row(i) == out.row(i % 64)) << "page " << pages[static_cast<size_t>(i / 64)];
+  for (int64_t i = 64; i < 256; ++i)
+    ASSERT_TRUE(out.row(i) == out.row(i % 64)) << "page " << pages[static_cast<size_t>(i / 64)];
   for (int32_t page : pages) {
     const KeyRow first = out.row(0);
     EXPECT_EQ(std::memcmp(pool.data() + page * kStride, first.values.data(), 128), 0) << "value bytes of page " << page;
-    EXPECT_EQ(std::memcmp(pool.data() + page * kStride + 8192, first.scales.data(), 4), 0) << "scale bytes of page " << page;
+    EXPECT_EQ(std::memcmp(pool.data() + page * kStride + 8192, first.scales.data(), 4), 0)
+        << "scale bytes of page " << page;
   }
   // A 32-bit product for page 4286 would land here; one for page 2143 in the inaccessible page before the pool.
   const uint8_t* wrapped = pool.data() + 4286 * kStride - (int64_t{1} << 32);
@@ -121,7 +127,8 @@ TEST_P(FarTest, ScoresAcross2GiBAnd4GiBOfCaseB01) {
   constexpr int64_t kPages = 4287, kStride = 1002240, kHeads = 4;
   const Sparse pool(kPages * kStride);
   SKIP_WITHOUT(pool);
-  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, 8448}, {kStride, 1}), KeyFormat::fp8, Layout::planar, 64, 128};
+  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, 8448}, {kStride, 1}), KeyFormat::fp8,
+                               Layout::planar, 64, 128};
   const std::vector<int32_t> pages = {0, 2142, 2143, 4285, 4286};
   const Array k = normal_keys(64, 128);
   for (int32_t page : pages) {
@@ -129,8 +136,10 @@ TEST_P(FarTest, ScoresAcross2GiBAnd4GiBOfCaseB01) {
     for (int64_t t = 0; t < 64; ++t) slots.push_back(int64_t{page} * 64 + t);
     store(k, slots, cache);
   }
-  const Array codes(DType::u8, {5, kHeads, 128}), weights(DType::f32, {5, kHeads}), logits(DType::f32, {5, 64}), list = Array::of(pages);
-  for (int64_t i = 0; i < 5 * kHeads * 128; ++i) codes.as<uint8_t>()[i] = topkey::float_to_e4m3(static_cast<float>(i * 37 % 128 % 9 - 4));
+  const Array codes(DType::u8, {5, kHeads, 128}), weights(DType::f32, {5, kHeads}), logits(DType::f32, {5, 64}),
+      list = Array::of(pages);
+  for (int64_t i = 0; i < 5 * kHeads * 128; ++i)
+    codes.as<uint8_t>()[i] = topkey::float_to_e4m3(static_cast<float>(i * 37 % 128 % 9 - 4));
   for (int64_t i = 0; i < 5 * kHeads; ++i) weights.as<float>()[i] = 0.5f;
   const Array ends = Array::of({64, 64, 64, 64, 64});
   topkey::PagedMqaLogits a{};
@@ -145,7 +154,8 @@ TEST_P(FarTest, ScoresAcross2GiBAnd4GiBOfCaseB01) {
   for (int64_t r = 0; r < 5; ++r) {
     for (int64_t n = 0; n < 64; ++n) {
       positive += logits.as<float>()[n] > 0;
-      ASSERT_EQ(logits.as<float>()[r * 64 + n], logits.as<float>()[n]) << "page " << pages[static_cast<size_t>(r)] << " key " << n;
+      ASSERT_EQ(logits.as<float>()[r * 64 + n], logits.as<float>()[n])
+          << "page " << pages[static_cast<size_t>(r)] << " key " << n;
     }
   }
   EXPECT_GT(positive, 5 * 16);
@@ -156,7 +166,8 @@ TEST_P(FarTest, HighestPageIds) {
   constexpr int64_t kPages = INT32_MAX;
   const Sparse pool(kPages * 4);
   SKIP_WITHOUT(pool);
-  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, 4}, {4, 1}), KeyFormat::f32, Layout::planar, 1, 1};
+  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, 4}, {4, 1}), KeyFormat::f32,
+                               Layout::planar, 1, 1};
   const std::vector<int64_t> slots = {kPages - 1, 0, 1073741823, 1073741824, 536870912};
   const Array k = normal_keys(5, 1);
   store(k, slots, cache);
@@ -174,7 +185,8 @@ TEST_P(FarTest, SlotsPast31Bits) {
   constexpr int64_t kPages = 1 << 24, kStride = 1024;
   const Sparse pool(kPages * kStride);
   SKIP_WITHOUT(pool);
-  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, kStride}), KeyFormat::f32, Layout::planar, 256, 1};
+  const topkey::KeyCache cache{topkey::tensor(pool.data(), DType::u8, {kPages, kStride}), KeyFormat::f32,
+                               Layout::planar, 256, 1};
   const std::vector<int64_t> slots = {INT32_MAX, int64_t{INT32_MAX} + 1, (int64_t{1} << 32) - 1, int64_t{3} << 30};
   const Array k = normal_keys(5, 1);
   std::vector<int64_t> with_wild = slots;

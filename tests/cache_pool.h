@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A paged cache for tests of stage `cache`: an allocation as engines make it (any page stride, a base at any multiple of 4 bytes),
-// poisoned throughout, 4 KiB of guard on either side, beside an image of what its bytes must be. The image is written here by the
-// formula of docs/formats.md, byte by byte, so that one comparison finds a wrong offset, a torn row and a stray write.
+// A paged cache for tests of stage `cache`: an allocation as engines make it (any page stride, a base at any multiple
+// of 4 bytes), poisoned throughout, 4 KiB of guard on either side, beside an image of what its bytes must be. The
+// image is written here by the formula of docs/formats.md, byte by byte, so that one comparison finds a wrong offset,
+// a torn row and a stray write.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -26,14 +27,20 @@ class Pool {
  public:
   static constexpr int64_t kGuard = 4096;
 
-  Pool(KeyFormat format, Layout layout, int32_t page_size, int32_t head_dim, int64_t pages, int64_t stride, int64_t base = 0)
-      : memory_(kGuard + base + pages * stride + kGuard, 0xA5), image_(memory_), start_(kGuard + base), stride_(stride) {
+  Pool(KeyFormat format, Layout layout, int32_t page_size, int32_t head_dim, int64_t pages, int64_t stride,
+       int64_t base = 0)
+      : memory_(kGuard + base + pages * stride + kGuard, 0xA5),
+        image_(memory_),
+        start_(kGuard + base),
+        stride_(stride) {
     store_ = support::aligned_bytes(memory_.size());
     std::memcpy(store_.get(), memory_.data(), memory_.size());
-    cache_ = {tensor(store_.get() + start_, DType::u8, {pages, tight(format, page_size, head_dim)}, {stride, 1}), format, layout, page_size,
-              head_dim};
+    cache_ = {tensor(store_.get() + start_, DType::u8, {pages, tight(format, page_size, head_dim)}, {stride, 1}),
+              format, layout, page_size, head_dim};
   }
-  static int64_t tight(KeyFormat format, int64_t page_size, int64_t head_dim) { return page_size * row_bytes(format, head_dim); }
+  static int64_t tight(KeyFormat format, int64_t page_size, int64_t head_dim) {
+    return page_size * row_bytes(format, head_dim);
+  }
 
   const KeyCache& cache() const { return cache_; }
   int64_t slots() const { return cache_.pages.shape[0] * cache_.page_size; }
@@ -44,7 +51,8 @@ class Pool {
     const auto v = static_cast<int64_t>(row.values.size()), g = static_cast<int64_t>(row.scales.size());
     const int64_t t = slot % cache_.page_size, page = start_ + slot / cache_.page_size * stride_;
     const bool planar = cache_.layout == Layout::planar;
-    const int64_t value = page + (planar ? t * v : t * (v + g)), scale = page + (planar ? cache_.page_size * v + t * g : t * (v + g) + v);
+    const int64_t value = page + (planar ? t * v : t * (v + g)),
+                  scale = page + (planar ? cache_.page_size * v + t * g : t * (v + g) + v);
     std::memcpy(image_.data() + value, row.values.data(), row.values.size());
     if (g > 0) std::memcpy(image_.data() + scale, row.scales.data(), row.scales.size());
   }
@@ -53,8 +61,9 @@ class Pool {
     for (size_t i = 0; i < image_.size(); ++i) {
       if (store_.get()[i] == image_[i]) continue;
       const int64_t at = static_cast<int64_t>(i) - start_;
-      return "byte " + std::to_string(at) + " of the cache (page " + std::to_string(at / stride_) + ", byte " + std::to_string(at % stride_) +
-             "): got " + std::to_string(store_.get()[i]) + ", want " + std::to_string(image_[i]);
+      return "byte " + std::to_string(at) + " of the cache (page " + std::to_string(at / stride_) + ", byte " +
+             std::to_string(at % stride_) + "): got " + std::to_string(store_.get()[i]) + ", want " +
+             std::to_string(image_[i]);
     }
     return {};
   }
@@ -77,7 +86,8 @@ inline DType value_dtype(KeyFormat format) {
 
 /// Dense key rows [rows, ...] of a format in owned memory, poisoned.
 struct Dense {
-  Dense(KeyFormat f, int64_t rows, int64_t head_dim) : format(f), width(value_bytes(f, head_dim)), scale_width(scale_bytes(f, head_dim)) {
+  Dense(KeyFormat f, int64_t rows, int64_t head_dim)
+      : format(f), width(value_bytes(f, head_dim)), scale_width(scale_bytes(f, head_dim)) {
     const DType dtype = value_dtype(f);
     values = support::Array(dtype, {rows, width / static_cast<int64_t>(support::dtype_bytes(dtype))});
     if (f == KeyFormat::fp8) scales = support::Array(DType::f32, {rows});
@@ -97,7 +107,8 @@ struct Dense {
 
 /// A row of poison: what an untouched row of Dense looks like.
 inline KeyRow poison_row(KeyFormat format, int64_t head_dim) {
-  return {Bytes(static_cast<size_t>(value_bytes(format, head_dim)), 0xA5), Bytes(static_cast<size_t>(scale_bytes(format, head_dim)), 0xA5)};
+  return {Bytes(static_cast<size_t>(value_bytes(format, head_dim)), 0xA5),
+          Bytes(static_cast<size_t>(scale_bytes(format, head_dim)), 0xA5)};
 }
 /// The key that stands where none can be read: NaN in every element.
 inline KeyRow nan_row(KeyFormat format, int64_t head_dim) {
@@ -109,9 +120,7 @@ inline KeyRow nan_row(KeyFormat format, int64_t head_dim) {
     case KeyFormat::bf16: unit = {0xC0, 0x7F}; break;
     case KeyFormat::f16: unit = {0x00, 0x7E}; break;
     case KeyFormat::f32: unit = {0x00, 0x00, 0xC0, 0x7F}; break;
-    case KeyFormat::q8_0:
-      unit = Bytes(34);
-      unit[1] = 0x7E;
+    case KeyFormat::q8_0: unit = Bytes(34); unit[1] = 0x7E;
   }
   for (size_t i = 0; i < row.values.size(); ++i) row.values[i] = unit[i % unit.size()];
   const Bytes scale = format == KeyFormat::fp8 ? Bytes{0x00, 0x00, 0xC0, 0x7F} : Bytes(row.scales.size(), 0xFF);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `cache`, writing: store_k against an image of every byte of the pool, over formats, page sizes, page strides, layouts and
-// storage offsets; documented offsets (CASES B43); slots that must not be written (B28); equal slots; ready codes; views.
+// Stage `cache`, writing: store_k against an image of every byte of the pool, over formats, page sizes, page strides,
+// layouts and storage offsets; documented offsets (CASES B43); slots that must not be written (B28); equal slots;
+// ready codes; views.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +33,8 @@ using topkey::testing::Dense;
 using topkey::testing::KeyRow;
 using topkey::testing::Pool;
 
-constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,
+                                  KeyFormat::f16, KeyFormat::f32,   KeyFormat::q8_0};
 
 Array normal_keys(int64_t rows, int64_t dim, uint64_t seed) {
   Random random(seed);
@@ -83,7 +85,8 @@ class CacheTest : public topkey::testing::BackendTest {
     if (why != nullptr) std::cout << topkey::format_name(format) << " skipped: " << why << "\n";
     return why != nullptr;
   }
-  void store(const Array& k, const std::vector<int64_t>& slots, const Pool& pool, StoreK a = {}, uint64_t* stats = nullptr) {
+  void store(const Array& k, const std::vector<int64_t>& slots, const Pool& pool, StoreK a = {},
+             uint64_t* stats = nullptr) {
     const Array mapping = slots_of(slots);
     a.k = k.view();
     a.slot_mapping = mapping.view();
@@ -112,8 +115,8 @@ TEST_P(CacheTest, EveryFormatPageSizeStrideLayoutAndBase) {
           const auto slots = scattered(pool.slots(), rows, 60);
           store(k, slots, pool);
           for (int64_t t = 0; t < rows; ++t) pool.expect(slots[static_cast<size_t>(t)], want.row(t));
-          ASSERT_EQ(pool.difference(), "") << topkey::format_name(format) << ", page of " << page_size << ", stride " << stride
-                                           << (layout == Layout::planar ? ", planar" : ", interleaved");
+          ASSERT_EQ(pool.difference(), "") << topkey::format_name(format) << ", page of " << page_size << ", stride "
+                                           << stride << (layout == Layout::planar ? ", planar" : ", interleaved");
           ++ran;
         }
       }
@@ -128,8 +131,8 @@ TEST_P(CacheTest, StridesOfProduction) {
     int32_t page_size;
     int64_t stride, base;
   };
-  for (const Shape& s : {Shape{1, 132, 0}, Shape{1, 136, 4}, Shape{64, 8448, 8}, Shape{64, 8452, 0}, Shape{64, 8640, 0}, Shape{64, 8704, 4},
-                         Shape{256, 33792, 0}}) {
+  for (const Shape& s : {Shape{1, 132, 0}, Shape{1, 136, 4}, Shape{64, 8448, 8}, Shape{64, 8452, 0}, Shape{64, 8640, 0},
+                         Shape{64, 8704, 4}, Shape{256, 33792, 0}}) {
     Pool pool(KeyFormat::fp8, Layout::planar, s.page_size, 128, 5, s.stride, s.base);
     const int64_t rows = std::min<int64_t>(pool.slots(), 50);
     const Array k = normal_keys(rows, 128, 70);
@@ -197,7 +200,8 @@ TEST_P(CacheTest, SlotsOfCaseB28) {
 }
 
 TEST_P(CacheTest, WildSlotsAreCountedAndNotWritten) {
-  const std::vector<int64_t> slots = {5, 8, -1, INT64_MIN, 7, INT64_MAX, int64_t{1} << 40, -(int64_t{1} << 32), int64_t{1} << 32, 0};
+  const std::vector<int64_t> slots = {
+      5, 8, -1, INT64_MIN, 7, INT64_MAX, int64_t{1} << 40, -(int64_t{1} << 32), int64_t{1} << 32, 0};
   const Array k = normal_keys(static_cast<int64_t>(slots.size()), 32, 74);
   const Dense want = quantized(k.view(), KeyFormat::fp8);
   Pool pool(KeyFormat::fp8, Layout::planar, 4, 32, 2, 4 * 36);
@@ -222,7 +226,8 @@ TEST_P(CacheTest, StrictRaisesBeforeWriting) {
   if (topkey::store_k_unsupported(a, strict) != nullptr) GTEST_SKIP() << "strict is not offered here";
   EXPECT_THROW(topkey::support::run(a, strict), topkey::Error);
   EXPECT_EQ(pool.difference(), "");
-  EXPECT_EQ(std::set<uint64_t>(stats, stats + topkey::kNumStats), std::set<uint64_t>{0}) << "a call that failed counts nothing";
+  EXPECT_EQ(std::set<uint64_t>(stats, stats + topkey::kNumStats), std::set<uint64_t>{0})
+      << "a call that failed counts nothing";
 }
 
 TEST_P(CacheTest, EqualSlotsHoldOneRowWhole) {
@@ -248,8 +253,10 @@ TEST_P(CacheTest, ReadyCodesAreCopied) {
     for (Layout layout : {Layout::planar, Layout::interleaved}) {
       const Dense codes(format, kRows, 64);
       Random random(77);
-      for (size_t i = 0; i < codes.values.bytes(); ++i) codes.values.as<uint8_t>()[i] = static_cast<uint8_t>(random.next());
-      for (size_t i = 0; i < codes.scales.bytes(); ++i) codes.scales.as<uint8_t>()[i] = static_cast<uint8_t>(random.next());
+      for (size_t i = 0; i < codes.values.bytes(); ++i)
+        codes.values.as<uint8_t>()[i] = static_cast<uint8_t>(random.next());
+      for (size_t i = 0; i < codes.scales.bytes(); ++i)
+        codes.scales.as<uint8_t>()[i] = static_cast<uint8_t>(random.next());
       if (format == KeyFormat::bf16 || format == KeyFormat::f16 || format == KeyFormat::f32) {
         // Not raw: these pass through the producer, which may make a signalling NaN quiet. Keep them finite.
         for (size_t i = 1; i < codes.values.bytes(); i += 2) codes.values.as<uint8_t>()[i] &= 0xBB;

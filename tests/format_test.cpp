@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// format.h: where bytes lie (REFERENCE A.4, and that no two rows of a page share a byte), the shard maps (A.6, inverse of each other,
-// lengths add up), and the order of scores as TopKey has it (A.11 with -0 = +0 and every NaN last).
+// format.h: where bytes lie (REFERENCE A.4, and that no two rows of a page share a byte), the shard maps (A.6, inverse
+// of each other, lengths add up), and the order of scores as TopKey has it (A.11 with -0 = +0 and every NaN last).
 #include "topkey/format.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "tests/testing.h"
 #include "topkey/topkey.h"
 
 namespace {
@@ -22,8 +24,10 @@ using topkey::Layout;
 using topkey::page_layout;
 using topkey::PageLayout;
 using topkey::Shard;
+using topkey::testing::draw;
 
-constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,
+                                  KeyFormat::f16, KeyFormat::f32,   KeyFormat::q8_0};
 
 TEST(Format, BytesOfARow) {
   struct Want {
@@ -157,29 +161,30 @@ TEST(Shard, MapsAgreeWithDealingOut) {
   }
 }
 
-RC_GTEST_PROP(Shard, InverseAtAnySize, ()) {
-  const auto world = *rc::gen::inRange<int32_t>(1, 1000);
-  const auto interleave = *rc::gen::inRange<int32_t>(0, 5000);
-  const auto g = *rc::gen::inRange<int64_t>(0, int64_t{1} << 40);
-  const int64_t run = std::max(interleave, 1);
-  const Shard s{static_cast<int32_t>(world > 1 ? g / run % world : 0), world, interleave};
-  RC_ASSERT(s.owns(g));
-  RC_ASSERT(s.global(s.local(g)) == g);
-  RC_ASSERT(s.local_length(g + 1) == s.local(g) + 1);
-  RC_ASSERT(s.local_length(g) == s.local(g));
+TEST(Shard, InverseAtAnySize) {
+  topkey::testing::property("local and global are inverse, local_length counts", 500, [] {
+    const auto world = static_cast<int32_t>(draw(1, 1000)), interleave = static_cast<int32_t>(draw(0, 5000));
+    const int64_t g = draw(0, int64_t{1} << 40), run = std::max(interleave, 1);
+    const Shard s{static_cast<int32_t>(world > 1 ? g / run % world : 0), world, interleave};
+    RC_ASSERT(s.owns(g));
+    RC_ASSERT(s.global(s.local(g)) == g);
+    RC_ASSERT(s.local_length(g + 1) == s.local(g) + 1);
+    RC_ASSERT(s.local_length(g) == s.local(g));
+  });
 }
 
-RC_GTEST_PROP(Shard, LocalLengthsAddUp, ()) {
-  const auto world = *rc::gen::inRange<int32_t>(1, 40);
-  const auto interleave = *rc::gen::inRange<int32_t>(0, 300);
-  const auto length = *rc::gen::inRange<int64_t>(0, int64_t{1} << 33);
-  int64_t sum = 0;
-  for (int32_t rank = 0; rank < world; ++rank) sum += Shard{rank, world, interleave}.local_length(length);
-  RC_ASSERT(sum == length);
+TEST(Shard, LocalLengthsAddUp) {
+  topkey::testing::property("local lengths add up", 500, [] {
+    const auto world = static_cast<int32_t>(draw(1, 40)), interleave = static_cast<int32_t>(draw(0, 300));
+    const int64_t length = draw(0, int64_t{1} << 33);
+    int64_t sum = 0;
+    for (int32_t rank = 0; rank < world; ++rank) sum += Shard{rank, world, interleave}.local_length(length);
+    RC_ASSERT(sum == length);
+  });
 }
 
 /// Positions of `scores` in score order on one backend, and the scores it returns.
-std::vector<int32_t> ranked(const std::vector<float>& scores, const char* backend, std::vector<uint32_t>* bits) {
+std::vector<int32_t> ranked(const std::vector<float>& scores, const std::string& backend, std::vector<uint32_t>* bits) {
   const auto n = static_cast<int64_t>(scores.size());
   std::vector<int32_t> indices(scores.size());
   std::vector<float> sorted(scores.size());
@@ -190,12 +195,7 @@ std::vector<int32_t> ranked(const std::vector<float>& scores, const char* backen
   a.out.order = topkey::Order::score;
   a.out.indices = topkey::tensor(indices.data(), topkey::DType::i32, {1, n});
   a.out.scores = topkey::tensor(sorted.data(), topkey::DType::f32, {1, n});
-  topkey::Exec exec{};
-  exec.backend = backend;
-  std::vector<uint8_t> memory(topkey::topk_workspace_bytes(a, exec) + 256);
-  exec.workspace_bytes = memory.size() - 256;
-  exec.workspace = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
-  topkey::topk(a, exec);
+  topkey::support::run(a, topkey::testing::on(backend));
   bits->clear();
   for (float s : sorted) bits->push_back(topkey::bits_of(s));
   return indices;
@@ -203,16 +203,16 @@ std::vector<int32_t> ranked(const std::vector<float>& scores, const char* backen
 
 TEST(Order, ScoresOfReferenceA11) {
   // Ascending in the reference's order; here the zeros are one value and every NaN is below -inf.
-  const std::vector<uint32_t> bits = {0xFF800000, 0xBF800000, 0x80000000, 0x00000000, 0x3F800000, 0x7F800000,
-                                      0x7FC00000, 0xFFC00001, 0x00000001, 0x80000001};
+  const std::vector<uint32_t> bits = {0xFF800000, 0xBF800000, 0x80000000, 0x00000000, 0x3F800000,
+                                      0x7F800000, 0x7FC00000, 0xFFC00001, 0x00000001, 0x80000001};
   const auto level = [&](size_t i) { return std::vector<int>{1, 2, 4, 4, 6, 7, 0, 0, 5, 3}[i]; };
   std::vector<size_t> places(bits.size());
   std::iota(places.begin(), places.end(), 0);
   int tried = 0;
-  for (const topkey::BackendInfo& backend : topkey::backends()) {
-    if (!backend.unusable.empty() || backend.device != topkey::Device::cpu) continue;
+  for (const std::string& backend : topkey::testing::host_backends()) {
     for (uint64_t round = 0; round < 200; ++round, ++tried) {
-      for (size_t i = places.size(); i > 1; --i) std::swap(places[i - 1], places[(round * 2654435761u + i * 40503u) / 7 % i]);
+      for (size_t i = places.size(); i > 1; --i)
+        std::swap(places[i - 1], places[(round * 2654435761u + i * 40503u) / 7 % i]);
       std::vector<float> scores;
       for (size_t p : places) scores.push_back(topkey::float_of(bits[p]));
       std::vector<int32_t> want(places.size());
@@ -221,7 +221,7 @@ TEST(Order, ScoresOfReferenceA11) {
         return level(places[static_cast<size_t>(a)]) > level(places[static_cast<size_t>(b)]);
       });
       std::vector<uint32_t> got_bits;
-      ASSERT_EQ(ranked(scores, backend.name.c_str(), &got_bits), want) << backend.name;
+      ASSERT_EQ(ranked(scores, backend, &got_bits), want) << backend;
       for (size_t i = 0; i < want.size(); ++i) {
         const uint32_t b = topkey::bits_of(scores[static_cast<size_t>(want[i])]);
         ASSERT_EQ(got_bits[i], topkey::is_nan_bits(b) ? 0x7FC00000u : b == 0x80000000u ? 0u : b) << "not canonical";

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `cache`, reading: gather_k gives back what store_k wrote, in request order, over formats, layouts and shards; rows that no
-// request has stay untouched, keys that cannot be read become NaN keys, a destination that is too small is refused (CASES B39).
+// Stage `cache`, reading: gather_k gives back what store_k wrote, in request order, over formats, layouts and shards;
+// rows that no request has stay untouched, keys that cannot be read become NaN keys, a destination that is too small
+// is refused (CASES B39).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +33,8 @@ using topkey::testing::poison_row;
 using topkey::testing::Pool;
 using Table = std::vector<std::vector<int32_t>>;
 
-constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,
+                                  KeyFormat::f16, KeyFormat::f32,   KeyFormat::q8_0};
 constexpr int32_t kDim = 32;
 
 Array table_of(const Table& rows) {
@@ -44,7 +46,8 @@ Array table_of(const Table& rows) {
 Dense random_codes(KeyFormat format, int64_t rows, uint64_t seed) {
   Dense codes(format, rows, kDim);
   Random random(seed);
-  for (size_t i = 0; i < codes.values.bytes(); ++i) codes.values.as<uint8_t>()[i] = static_cast<uint8_t>(random.next() & 0xBB);
+  for (size_t i = 0; i < codes.values.bytes(); ++i)
+    codes.values.as<uint8_t>()[i] = static_cast<uint8_t>(random.next() & 0xBB);
   for (size_t i = 0; i < codes.scales.bytes(); ++i) codes.scales.as<uint8_t>()[i] = static_cast<uint8_t>(random.next());
   return codes;
 }
@@ -84,8 +87,8 @@ class GatherTest : public topkey::testing::BackendTest {
     return topkey::gather_k_unsupported(a, topkey::Exec{}) == nullptr;
   }
   /// Gathers into `out`; returns the statistics.
-  std::vector<uint64_t> gather(const Pool& pool, const Table& table, const std::vector<int32_t>& indptr, int64_t total, const Dense& out,
-                               topkey::Shard shard = {}, bool strict = false) {
+  std::vector<uint64_t> gather(const Pool& pool, const Table& table, const std::vector<int32_t>& indptr, int64_t total,
+                               const Dense& out, topkey::Shard shard = {}, bool strict = false) {
     const Array pages = table_of(table), starts = Array::of(indptr);
     GatherK a{};
     a.keys.cache = pool.cache();
@@ -214,7 +217,8 @@ TEST_P(GatherTest, StridedTableIndptrAndDestination) {
   for (int64_t i = 0; i < 24; ++i) pages.as<int32_t>()[i] = 1000000000;
   const Table table = {{5, 1, 3}, {0, 2, 4}};
   for (int64_t b = 0; b < 2; ++b) {
-    for (int64_t c = 0; c < 3; ++c) pages.as<int32_t>()[b * 12 + 1 + 4 * c] = table[static_cast<size_t>(b)][static_cast<size_t>(c)];
+    for (int64_t c = 0; c < 3; ++c)
+      pages.as<int32_t>()[b * 12 + 1 + 4 * c] = table[static_cast<size_t>(b)][static_cast<size_t>(c)];
   }
   starts.as<int32_t>()[2] = 9;
   starts.as<int32_t>()[4] = 15;
@@ -229,7 +233,8 @@ TEST_P(GatherTest, StridedTableIndptrAndDestination) {
   EXPECT_EQ(values.touched_outside() + scales.touched_outside(), "");
   for (int64_t i = 0; i < 15; ++i) {
     const int64_t position = i < 9 ? i : i - 9;
-    const KeyRow want = f.codes.row(int64_t{table[i < 9 ? 0 : 1][static_cast<size_t>(position / 4)]} * 4 + position % 4);
+    const KeyRow want =
+        f.codes.row(int64_t{table[i < 9 ? 0 : 1][static_cast<size_t>(position / 4)]} * 4 + position % 4);
     EXPECT_EQ(std::memcmp(topkey::support::element(values.view(), i), want.values.data(), kDim), 0) << i;
     EXPECT_EQ(std::memcmp(topkey::support::element(scales.view(), i), want.scales.data(), 4), 0) << i;
   }
@@ -239,12 +244,14 @@ TEST_P(GatherTest, StridedTableIndptrAndDestination) {
 TEST_P(GatherTest, ShardsHoldTheirOwnRows) {
   constexpr int32_t kTokens = 150, kRatio = 2, kPage = 8;
   const Dense keys = random_codes(KeyFormat::fp8, kTokens, 91);  // one a token; those that complete a key row count
-  for (const topkey::Shard& shape : {topkey::Shard{0, 2, 1}, topkey::Shard{0, 3, 4}, topkey::Shard{0, 2, 64}, topkey::Shard{0, 4, 5}}) {
+  for (const topkey::Shard& shape :
+       {topkey::Shard{0, 2, 1}, topkey::Shard{0, 3, 4}, topkey::Shard{0, 2, 64}, topkey::Shard{0, 4, 5}}) {
     int64_t seen = 0;
     for (int32_t rank = 0; rank < shape.world_size; ++rank) {
       const topkey::Shard shard{rank, shape.world_size, shape.interleave};
       const Table table = {{7, 3, 9, 1, 0, 2, 8, 4, 6, 5}};
-      const Array starts = Array::of({0, kTokens}), lens = Array::of({kTokens}), pages = table_of(table), slots(DType::i64, {kTokens});
+      const Array starts = Array::of({0, kTokens}), lens = Array::of({kTokens}), pages = table_of(table),
+                  slots(DType::i64, {kTokens});
       topkey::ExpandRows expand{};
       expand.query_start = starts.view();
       expand.seq_lens = lens.view();

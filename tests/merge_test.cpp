@@ -71,8 +71,9 @@ TEST(Merge, AnyPartitionEqualsTheWhole) {
       RC_LOG() << pattern_name(pattern) << " rows " << rows << " keys " << keys << " world " << world << " topk "
                << topk;
       if (!tally.runs(args, on(backend), backend)) return;
-      run(args, on(backend));
-      require(compare_selection(args));
+      uint64_t stats[kNumStats] = {};
+      run(args, on(backend, stats));
+      require(compare_selection(args, stats));
       require_inside(merged);
       // Not only right for the parts: the same as a selection that never saw them.
       Topk select{};
@@ -123,6 +124,29 @@ TEST(Merge, ChunksOfColumns) {
       EXPECT_TRUE(same_outputs(whole.selection(), merged.selection(), kRowCount, kTopk)) << pattern_name(pattern);
       EXPECT_TRUE(inside(merged));
     }
+  }
+}
+
+/// A padding row gets fill, whatever the parts hold; rows say so by their request.
+TEST(Merge, PaddingRowsGetFill) {
+  Tally tally("merge_topk, padding rows");
+  Random random(3);
+  const Parts parts = split(Pattern::normal, 4, 50, 3, 10, false, random);
+  const Array requests = Array::of({0, -1, 0, -5});
+  for (const std::string& backend : host_backends()) {
+    Want want;
+    want.scores = want.counts = true, want.fill = Fill::value, want.fill_value = 77;
+    const Outputs outputs(4, 10, want);
+    MergeTopk args{};
+    args.scores = parts.scores.view(), args.indices = parts.indices.view(), args.topk = 10,
+    args.out = outputs.selection();
+    args.rows.count = 4, args.rows.request = requests.view();
+    if (!tally.runs(args, on(backend), backend)) continue;
+    uint64_t stats[kNumStats] = {};
+    run(args, on(backend, stats));
+    EXPECT_TRUE(good(compare_selection(args, stats)));
+    EXPECT_EQ(int_at(args.out.indices, 1, 0), 77);
+    EXPECT_EQ(int_at(args.out.counts, 3), 0);
   }
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// number.h, exhaustively: every code of e4m3, e2m1, bf16 and f16 both ways. The judge knows nothing of bits: it decodes with
-// ldexp in double and encodes by searching the sorted list of values for the nearest one, ties to the even code. f32 inputs are
-// every value, every midpoint between neighbours, both neighbours of each of these, and random bit patterns.
+// number.h, exhaustively: every code of e4m3, e2m1, bf16 and f16 both ways. The judge knows nothing of bits: it
+// decodes with ldexp in double and encodes by searching the sorted list of values for the nearest one, ties to the
+// even code. f32 inputs are every value, every midpoint between neighbours, both neighbours of each of these, and
+// random bit patterns.
 #include "topkey/number.h"
 
 #include <gtest/gtest.h>
@@ -79,7 +80,8 @@ void check_rounding(const std::vector<double>& values, uint32_t sign_bit, Encode
     for (float y : {x, -x}) {
       const uint32_t want = nearest(values, y) | (std::signbit(y) ? sign_bit : 0);
       if (encode(y) != want && ++failures <= 5) {
-        ADD_FAILURE() << "f32 " << std::hexfloat << y << " gives code " << std::hex << +encode(y) << ", nearest even is " << want;
+        ADD_FAILURE() << "f32 " << std::hexfloat << y << " gives code " << std::hex << +encode(y)
+                      << ", nearest even is " << want;
       }
     }
   }
@@ -125,14 +127,15 @@ TEST(Number, E4m3) {
   EXPECT_EQ(topkey::bits_of(decode(0xFF)), 0x7FC00000u);
   EXPECT_EQ(encode(kInf), 0x7Eu);
   EXPECT_EQ(encode(-kInf), 0xFEu);
-  for (uint32_t nan : {0x7FC00000u, 0xFFC00000u, 0x7F800001u, 0xFFFFFFFFu}) EXPECT_EQ(encode(topkey::float_of(nan)), 0x7Fu);
+  for (uint32_t nan : {0x7FC00000u, 0xFFC00000u, 0x7F800001u, 0xFFFFFFFFu})
+    EXPECT_EQ(encode(topkey::float_of(nan)), 0x7Fu);
 }
 
 TEST(Number, E4m3OfReferenceA2) {
   const float up = std::nextafter(std::ldexp(1.0f, -10), 1.0f);
-  const std::vector<std::pair<float, int>> golden = {
-      {1.0f, 0x38},   {-1.0f, 0xB8},  {17.0f, 0x58},  {19.0f, 0x5A},          {448.0f, 0x7E},          {464.0f, 0x7E},
-      {500.0f, 0x7E}, {0x1p-6f, 8},   {0x1p-9f, 1},   {0x1p-10f, 0},          {up, 1},                 {-0.0f, 0x80}};
+  const std::vector<std::pair<float, int>> golden = {{1.0f, 0x38},   {-1.0f, 0xB8},  {17.0f, 0x58},  {19.0f, 0x5A},
+                                                     {448.0f, 0x7E}, {464.0f, 0x7E}, {500.0f, 0x7E}, {0x1p-6f, 8},
+                                                     {0x1p-9f, 1},   {0x1p-10f, 0},  {up, 1},        {-0.0f, 0x80}};
   for (const auto& [x, code] : golden) EXPECT_EQ(topkey::float_to_e4m3(x), code) << x;
 }
 
@@ -146,7 +149,8 @@ TEST(Number, E2m1) {
   EXPECT_EQ(encode(kInf), 7u);
   EXPECT_EQ(encode(-kInf), 15u);
   // REFERENCE 2: 0.25->0, 0.75->1, 1.25->1, 1.75->2, 2.5->2, 3.5->4, 5->4, above 5 saturates to 6.
-  const std::vector<std::pair<float, float>> ties = {{0.25f, 0}, {0.75f, 1}, {1.25f, 1}, {1.75f, 2}, {2.5f, 2}, {3.5f, 4}, {5.0f, 4}};
+  const std::vector<std::pair<float, float>> ties = {{0.25f, 0}, {0.75f, 1}, {1.25f, 1}, {1.75f, 2},
+                                                     {2.5f, 2},  {3.5f, 4},  {5.0f, 4}};
   for (const auto& [x, y] : ties) {
     EXPECT_EQ(decode(encode(x)), y) << x;
     EXPECT_EQ(decode(encode(-x)), -y) << x;
@@ -162,13 +166,16 @@ TEST(Number, E2m1OfReferenceA3) {
   std::string scales, codes;
   for (int block = 0; block < 4; ++block) {
     float amax = 0;
-    for (int i = 32 * block; i < 32 * block + 32; ++i) amax = std::max(amax, std::fabs(static_cast<float>(i - 64) / 16));
+    for (int i = 32 * block; i < 32 * block + 32; ++i)
+      amax = std::max(amax, std::fabs(static_cast<float>(i - 64) / 16));
     const int e = topkey::ceil_log2(amax / 6);
     char text[3];
     std::snprintf(text, sizeof text, "%02x", static_cast<unsigned>(e + 127));
     scales += text;
     for (int i = 32 * block; i < 32 * block + 32; i += 2) {
-      const auto code = [&](int d) { return topkey::float_to_e2m1(static_cast<float>(d - 64) / 16 * topkey::exp2_int(-e)); };
+      const auto code = [&](int d) {
+        return topkey::float_to_e2m1(static_cast<float>(d - 64) / 16 * topkey::exp2_int(-e));
+      };
       std::snprintf(text, sizeof text, "%02x", static_cast<unsigned>(code(i) | code(i + 1) << 4));
       codes += text;
     }
@@ -217,7 +224,8 @@ TEST(Number, Bf16) {
 
 TEST(Number, E8m0) {
   for (int byte = 0; byte < 255; ++byte) {
-    EXPECT_EQ(static_cast<double>(topkey::e8m0_to_float(static_cast<uint8_t>(byte))), std::ldexp(1.0, byte - 127)) << byte;
+    EXPECT_EQ(static_cast<double>(topkey::e8m0_to_float(static_cast<uint8_t>(byte))), std::ldexp(1.0, byte - 127))
+        << byte;
   }
   EXPECT_EQ(topkey::bits_of(topkey::e8m0_to_float(255)), 0x7FC00000u);
 }
@@ -234,7 +242,8 @@ TEST(Number, CeilLog2) {
     if (x == 0) continue;
     const int e = topkey::ceil_log2(x);
     const double s = x;
-    ASSERT_TRUE(std::ldexp(1.0, e) >= s && s > std::ldexp(1.0, e - 1)) << std::hexfloat << x << " gives " << std::dec << e;
+    ASSERT_TRUE(std::ldexp(1.0, e) >= s && s > std::ldexp(1.0, e - 1))
+        << std::hexfloat << x << " gives " << std::dec << e;
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Golden bytes of every QuantRule (tests/golden/make_golden.py, which is written from the table of rules and shares no code with the
-// library): quantize_q, quantize_k and store_k must write exactly these, on every backend. Formats that a backend refuses are counted.
+// Golden bytes of every QuantRule (tests/golden/make_golden.py, which is written from the table of rules and shares no
+// code with the library): quantize_q, quantize_k and store_k must write exactly these, on every backend. Formats that
+// a backend refuses are counted.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -28,7 +29,8 @@ using Bytes = std::vector<uint8_t>;
 
 Bytes unhex(const std::string& text) {
   Bytes bytes;
-  for (size_t i = 0; i + 1 < text.size(); i += 2) bytes.push_back(static_cast<uint8_t>(std::stoi(text.substr(i, 2), nullptr, 16)));
+  for (size_t i = 0; i + 1 < text.size(); i += 2)
+    bytes.push_back(static_cast<uint8_t>(std::stoi(text.substr(i, 2), nullptr, 16)));
   return bytes;
 }
 float float_of_hex(const std::string& text) {
@@ -47,8 +49,8 @@ Bytes joined(const json& list) {
 DType dtype_of(const std::string& name) { return name == "bf16" ? DType::bf16 : DType::f32; }
 
 QuantRule rule_of(const std::string& name) {
-  static const char* const kNames[] = {"automatic", "v32_key", "v32_query", "v4_query", "v4_key", "kpool_query", "kpool_key", "cpu_query",
-                                       "mxfp4", "q8_0"};
+  static const char* const kNames[] = {"automatic",   "v32_key",   "v32_query", "v4_query", "v4_key",
+                                       "kpool_query", "kpool_key", "cpu_query", "mxfp4",    "q8_0"};
   for (int i = 0; i < 10; ++i) {
     if (name == kNames[i]) return static_cast<QuantRule>(i);
   }
@@ -86,8 +88,14 @@ Array named_array(const json& name) {
 /// One case: its arrays, and the argument parts that all producers share.
 struct Case {
   explicit Case(const json& c)
-      : name(c["name"].get<std::string>()), d(c["d"]), rows(c["rows"]), heads(c["heads"]), format(format_of(c["rule"])),
-        rule(rule_of(c["rule"])), hadamard(c.value("hadamard", false)), codes(joined(c["codes"])) {
+      : name(c["name"].get<std::string>()),
+        d(c["d"]),
+        rows(c["rows"]),
+        heads(c["heads"]),
+        format(format_of(c["rule"])),
+        rule(rule_of(c["rule"])),
+        hadamard(c.value("hadamard", false)),
+        codes(joined(c["codes"])) {
     const json& in = golden()["inputs"].at(c["input"].get<std::string>());
     input = filled(dtype_of(in["dtype"].get<std::string>()), {rows, heads, d}, joined(in["vectors"]));
     if (c.contains("scales")) scales = joined(c["scales"]);
@@ -96,7 +104,8 @@ struct Case {
       const json& n = c["norm"];
       weight = named_array(n["weight"]);
       if (n.contains("bias")) bias = named_array(n["bias"]);
-      norm = {n["kind"] == "rms" ? topkey::NormKind::rms : topkey::NormKind::layer, weight.view(), bias.view(), float_of_hex(n["eps"])};
+      norm = {n["kind"] == "rms" ? topkey::NormKind::rms : topkey::NormKind::layer, weight.view(), bias.view(),
+              float_of_hex(n["eps"])};
     }
     if (c.contains("rope")) {
       const json& r = c["rope"];
@@ -124,8 +133,8 @@ std::string difference(const uint8_t* got, const Bytes& want, int64_t vectors) {
   for (size_t i = 0; i < want.size(); ++i) {
     if (got[i] == want[i]) continue;
     const size_t width = want.size() / static_cast<size_t>(vectors);
-    return "vector " + std::to_string(i / width) + " byte " + std::to_string(i % width) + ": got " + std::to_string(got[i]) + ", want " +
-           std::to_string(want[i]);
+    return "vector " + std::to_string(i / width) + " byte " + std::to_string(i % width) + ": got " +
+           std::to_string(got[i]) + ", want " + std::to_string(want[i]);
   }
   return {};
 }

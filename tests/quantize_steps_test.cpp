@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `quantize`, the steps before the rule: norm, rope (both styles, both ends; CASES B46 (d)), Hadamard, each alone and seen
-// through f32 keys, which keep every bit. The judge is a second formulation in this file: the same order of roundings, other code.
+// Stage `quantize`, the steps before the rule: norm, rope (both styles, both ends; CASES B46 (d)), Hadamard, each
+// alone and seen through f32 keys, which keep every bit. The judge is a second formulation in this file: the same
+// order of roundings, other code.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +27,9 @@ using topkey::support::Random;
 using Floats = std::vector<float>;
 
 float rounded(float x, DType dtype) {
-  return dtype == DType::bf16 ? topkey::round_to_bf16(x) : dtype == DType::f16 ? topkey::f16_to_float(topkey::float_to_f16(x)) : x;
+  return dtype == DType::bf16  ? topkey::round_to_bf16(x)
+         : dtype == DType::f16 ? topkey::f16_to_float(topkey::float_to_f16(x))
+                               : x;
 }
 Array array_of(const Floats& values, DType dtype, int64_t rows) {
   Array a(dtype, {rows, static_cast<int64_t>(values.size()) / rows});
@@ -69,7 +72,7 @@ class StepsTest : public topkey::testing::BackendTest {
   }
 };
 
-// ---- norm ------------------------------------------------------------------------------------------------------------------
+// ---- norm ----
 /// Lane l sums d = l, l + 32, ...; then the lanes fold in halves.
 float folded(const Floats& v) {
   Floats lanes(32, 0.0f);
@@ -116,13 +119,19 @@ TEST_P(StepsTest, NormInTheDocumentedOrder) {
           if (parts > 1) a.norm.bias = bias.view();
           const Floats got = after(k, a), in = floats_of(k);
           Floats w, b;
-          for (size_t d = 0; d < dim && parts > 0; ++d) w.push_back(topkey::support::float_at(weight.view(), static_cast<int64_t>(d)));
-          for (size_t d = 0; d < dim && parts > 1; ++d) b.push_back(topkey::support::float_at(bias.view(), static_cast<int64_t>(d)));
+          for (size_t d = 0; d < dim && parts > 0; ++d)
+            w.push_back(topkey::support::float_at(weight.view(), static_cast<int64_t>(d)));
+          for (size_t d = 0; d < dim && parts > 1; ++d)
+            b.push_back(topkey::support::float_at(bias.view(), static_cast<int64_t>(d)));
           for (size_t r = 0; r < 2; ++r) {
-            const Floats row(in.begin() + static_cast<int64_t>(r * dim), in.begin() + static_cast<int64_t>((r + 1) * dim));
+            const Floats row(in.begin() + static_cast<int64_t>(r * dim),
+                             in.begin() + static_cast<int64_t>((r + 1) * dim));
             const Floats want = normed(row, layer, w, b, 1e-5f, input);
-            ASSERT_EQ(Floats(got.begin() + static_cast<int64_t>(r * dim), got.begin() + static_cast<int64_t>((r + 1) * dim)), want)
-                << dim << (layer ? " layer" : " rms") << " input " << topkey::support::dtype_name(input) << " parts " << parts;
+            ASSERT_EQ(
+                Floats(got.begin() + static_cast<int64_t>(r * dim), got.begin() + static_cast<int64_t>((r + 1) * dim)),
+                want)
+                << dim << (layer ? " layer" : " rms") << " input " << topkey::support::dtype_name(input) << " parts "
+                << parts;
           }
         }
       }
@@ -144,9 +153,10 @@ TEST_P(StepsTest, NormMeansWhatItSays) {
   EXPECT_NEAR(squares / 128, 1, 1e-5);
 }
 
-// ---- rope ------------------------------------------------------------------------------------------------------------------
+// ---- rope ----
 TEST_P(StepsTest, RopeStylesOfCaseB46) {
-  const Array k = array_of({1, 0, 0, 0}, DType::f32, 1), table = array_of({0, 1, 1, 0}, DType::f32, 1), at = Array::of({0});
+  const Array k = array_of({1, 0, 0, 0}, DType::f32, 1), table = array_of({0, 1, 1, 0}, DType::f32, 1),
+              at = Array::of({0});
   QuantizeK a{};  // cos 0, 1 and sin 1, 0: a quarter turn on pair 0, none on pair 1
   a.rope = {at.view(), table.view(), 4, false, false};
   EXPECT_EQ(after(k, a), (Floats{0, 0, 1, 0}));
@@ -155,7 +165,8 @@ TEST_P(StepsTest, RopeStylesOfCaseB46) {
 }
 
 TEST_P(StepsTest, RopeLeavesTheOtherDimsAlone) {
-  const Array k = array_of({5, 6, 1, 2, 3, 4, 7}, DType::f32, 1), table = array_of({0, 0, 1, 1}, DType::f32, 1), at = Array::of({0});
+  const Array k = array_of({5, 6, 1, 2, 3, 4, 7}, DType::f32, 1), table = array_of({0, 0, 1, 1}, DType::f32, 1),
+              at = Array::of({0});
   const auto turned = [&](bool interleaved, bool trailing) {
     QuantizeK a{};
     a.rope = {at.view(), table.view(), 4, interleaved, trailing};
@@ -187,14 +198,16 @@ TEST_P(StepsTest, RopeInTheDocumentedOrder) {
           for (size_t i = 0; i < kRoped / 2; ++i) {
             float &first = x[interleaved ? 2 * i : i], &second = x[interleaved ? 2 * i + 1 : i + kRoped / 2];
             const float c = topkey::support::float_at(cos_sin.view(), positions[r], static_cast<int64_t>(i));
-            const float s = topkey::support::float_at(cos_sin.view(), positions[r], static_cast<int64_t>(i + kRoped / 2));
+            const float s =
+                topkey::support::float_at(cos_sin.view(), positions[r], static_cast<int64_t>(i + kRoped / 2));
             const float ac = first * c, bs = second * s, bc = second * c, as = first * s;
             first = rounded(ac - bs, input);
             second = rounded(bc + as, input);
           }
         }
-        ASSERT_EQ(got, want) << "input " << topkey::support::dtype_name(input) << ", table " << topkey::support::dtype_name(ctype)
-                             << (interleaved ? ", interleaved" : ", half split") << (trailing ? ", trailing" : ", leading");
+        ASSERT_EQ(got, want) << "input " << topkey::support::dtype_name(input) << ", table "
+                             << topkey::support::dtype_name(ctype) << (interleaved ? ", interleaved" : ", half split")
+                             << (trailing ? ", trailing" : ", leading");
       }
     }
   }
@@ -224,7 +237,8 @@ TEST_P(StepsTest, RopePositionOutsideTheTableIsANanKey) {
 
 TEST_P(StepsTest, RopePositionOutsideTheTableIsANanQuery) {
   const Array q = array_of(normal(2 * 2 * 16, 35), DType::bf16, 4), table = array_of(normal(5 * 8, 36), DType::f32, 5);
-  const Array at = Array::of({4, 5}), w = array_of({1, 1, 1, 1}, DType::f32, 2), codes(DType::u8, {2, 2, 16}), out(DType::f32, {2, 2});
+  const Array at = Array::of({4, 5}), w = array_of({1, 1, 1, 1}, DType::f32, 2), codes(DType::u8, {2, 2, 16}),
+              out(DType::f32, {2, 2});
   topkey::QuantizeQ a{};
   a.q = topkey::tensor(q.view().data, DType::bf16, {2, 2, 16});
   a.weights = w.view();
@@ -239,7 +253,7 @@ TEST_P(StepsTest, RopePositionOutsideTheTableIsANanQuery) {
   EXPECT_TRUE(std::all_of(codes.as<uint8_t>() + 32, codes.as<uint8_t>() + 64, [](uint8_t c) { return c == 0x7F; }));
 }
 
-// ---- Hadamard --------------------------------------------------------------------------------------------------------------
+// ---- Hadamard ----
 /// Entry (i, j) of the natural-order matrix: the parity of the bits that both have.
 float sign_of(size_t i, size_t j) {
   int parity = 0;
@@ -284,7 +298,8 @@ TEST_P(StepsTest, HadamardIsNotRoundedToTheInput) {
   Floats want = in;
   for (size_t stride = 1; stride < 128; stride *= 2) {
     Floats next(128);
-    for (size_t i = 0; i < 128; ++i) next[i] = (i & stride) == 0 ? want[i] + want[i + stride] : want[i - stride] - want[i];
+    for (size_t i = 0; i < 128; ++i)
+      next[i] = (i & stride) == 0 ? want[i] + want[i + stride] : want[i - stride] - want[i];
     want = next;
   }
   for (float& v : want) v *= static_cast<float>(1 / std::sqrt(128.0));
@@ -293,7 +308,8 @@ TEST_P(StepsTest, HadamardIsNotRoundedToTheInput) {
 
 TEST_P(StepsTest, StepsComeInOrder) {
   // All three at once equal the three one after the other, where every intermediate result is an f32 key.
-  const Array k = array_of(normal(2 * 64, 43), DType::f32, 2), table = array_of(normal(4 * 32, 44), DType::f32, 4), at = Array::of({3, 1});
+  const Array k = array_of(normal(2 * 64, 43), DType::f32, 2), table = array_of(normal(4 * 32, 44), DType::f32, 4),
+              at = Array::of({3, 1});
   const Array weight = vector_of(normal(64, 45), DType::f32);
   QuantizeK norm{}, rope{}, hadamard{};
   norm.norm = {topkey::NormKind::rms, weight.view(), {}, 1e-6f};

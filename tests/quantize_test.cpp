@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `quantize`, what goes in and what comes out: the ramp of REFERENCE A.1, plain formats, q8_0 blocks, NaN and infinity, input
-// dtypes, strides on both sides, weights. The bytes of each rule are in quantize_golden_test.cpp, the steps before it in
-// quantize_steps_test.cpp.
+// Stage `quantize`, what goes in and what comes out: the ramp of REFERENCE A.1, plain formats, q8_0 blocks, NaN and
+// infinity, input dtypes, strides on both sides, weights. The bytes of each rule are in quantize_golden_test.cpp, the
+// steps before it in quantize_steps_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -60,7 +60,10 @@ std::string hex(const uint8_t* bytes, int64_t n) {
   return text;
 }
 DType value_dtype(KeyFormat format) {
-  return format == KeyFormat::bf16 ? DType::bf16 : format == KeyFormat::f16 ? DType::f16 : format == KeyFormat::f32 ? DType::f32 : DType::u8;
+  return format == KeyFormat::bf16  ? DType::bf16
+         : format == KeyFormat::f16 ? DType::f16
+         : format == KeyFormat::f32 ? DType::f32
+                                    : DType::u8;
 }
 
 /// Dense output rows in guards.
@@ -68,9 +71,7 @@ struct Coded {
   Coded(KeyFormat f, int64_t rows, int64_t dim) : format(f), values(value_dtype(f), rows, elements(f, dim), 5) {
     if (f == KeyFormat::fp8) scales = Guarded(DType::f32, rows, -1);
   }
-  static int64_t elements(KeyFormat f, int64_t dim) {
-    return f == KeyFormat::q8_0 ? dim / 32 * 34 : dim;
-  }
+  static int64_t elements(KeyFormat f, int64_t dim) { return f == KeyFormat::q8_0 ? dim / 32 * 34 : dim; }
   topkey::DenseKeys view() const { return {values.view(true), scales.view(), format}; }
   const uint8_t* row(int64_t r) const { return topkey::support::element(values.view(), r); }
   uint32_t scale_bits(int64_t r) const { return topkey::bits_of(topkey::support::float_at(scales.view(), r)); }
@@ -130,9 +131,11 @@ TEST_P(QuantizeTest, RampAsAQuery) {
 
 TEST_P(QuantizeTest, PlainFormatsRoundToNearestEven) {
   std::vector<float> x = normal(4 * 48, 1);
-  x[0] = 1.00390625f, x[1] = 1.01171875f, x[2] = 65520.0f, x[3] = -1e30f, x[4] = 0x1p-25f, x[5] = -0.0f, x[6] = kInf, x[7] = std::nanf("");
+  x[0] = 1.00390625f, x[1] = 1.01171875f, x[2] = 65520.0f, x[3] = -1e30f, x[4] = 0x1p-25f, x[5] = -0.0f, x[6] = kInf,
+  x[7] = std::nanf("");
   const Array k = array_of(x, DType::f32, 4);
-  const Coded f32 = quantize(k.view(), KeyFormat::f32), bf16 = quantize(k.view(), KeyFormat::bf16), f16 = quantize(k.view(), KeyFormat::f16);
+  const Coded f32 = quantize(k.view(), KeyFormat::f32), bf16 = quantize(k.view(), KeyFormat::bf16),
+              f16 = quantize(k.view(), KeyFormat::f16);
   for (int64_t i = 0; i < 4 * 48; ++i) {
     const float v = x[static_cast<size_t>(i)];
     uint16_t half;
@@ -152,7 +155,10 @@ TEST_P(QuantizeTest, Q8BlockByHand) {
   x[32] = kInf;
   x[33] = 5;
   const Coded out = quantize(array_of(x, DType::f32, 1).view(), KeyFormat::q8_0);
-  EXPECT_EQ(hex(out.row(0), 2 + 9), "003c" "7f01ff02fe030081" "00");
+  EXPECT_EQ(hex(out.row(0), 2 + 9),
+            "003c"
+            "7f01ff02fe030081"
+            "00");
   EXPECT_EQ(hex(out.row(0) + 34, 34), "007e" + std::string(64, '0')) << "an infinity spoils its own block";
   const Coded zero = quantize(array_of(std::vector<float>(32), DType::f16, 1).view(), KeyFormat::q8_0);
   EXPECT_EQ(hex(zero.row(0), 34), std::string(68, '0'));
@@ -179,9 +185,9 @@ TEST_P(QuantizeTest, NonFiniteVectorsAreNanAlone) {
 
 TEST_P(QuantizeTest, NonFiniteQueryHeadsAndWeights) {
   std::vector<float> x = normal(2 * 3 * 32, 6), w = normal(2 * 3, 7);
-  x[32 * 4 + 9] = -kInf;                     // row 1, head 1
-  w[2] = topkey::float_of(0xFFD50000);       // row 0, head 2: a negative NaN with a payload
-  w[3] = kInf;                               // row 1, head 0
+  x[32 * 4 + 9] = -kInf;                // row 1, head 1
+  w[2] = topkey::float_of(0xFFD50000);  // row 0, head 2: a negative NaN with a payload
+  w[3] = kInf;                          // row 1, head 0
   const Array q = array_of(x, DType::f32, 6), weights = array_of(w, DType::f32, 2);
   const Guarded codes(DType::u8, 6, 32, 0), out(DType::f32, 2, 3);
   QuantizeQ a{};
@@ -196,7 +202,8 @@ TEST_P(QuantizeTest, NonFiniteQueryHeadsAndWeights) {
   EXPECT_EQ(bits(1, 1), kNan);
   EXPECT_EQ(bits(0, 2), kNan);
   EXPECT_EQ(bits(1, 0), 0x7F800000u);
-  EXPECT_TRUE(topkey::is_finite_bits(bits(0, 0)) && topkey::is_finite_bits(bits(0, 1)) && topkey::is_finite_bits(bits(1, 2)));
+  EXPECT_TRUE(topkey::is_finite_bits(bits(0, 0)) && topkey::is_finite_bits(bits(0, 1)) &&
+              topkey::is_finite_bits(bits(1, 2)));
   EXPECT_EQ(hex(static_cast<uint8_t*>(codes.view().data) + 4 * 32, 32), hex(std::vector<uint8_t>(32, 0x7F).data(), 32));
   EXPECT_EQ(codes.touched_outside() + out.touched_outside(), "");
 }
@@ -221,7 +228,8 @@ TEST_P(QuantizeTest, PlainQueries) {
       EXPECT_EQ(std::memcmp(codes.view().data, want.view().data, want.bytes()), 0);
       for (size_t i = 0; i < 6; ++i) {
         const float first = w[i] * 0.3f;
-        EXPECT_EQ(topkey::support::float_at(out.view(), static_cast<int64_t>(i / 3), static_cast<int64_t>(i % 3)), first * 0.7f);
+        EXPECT_EQ(topkey::support::float_at(out.view(), static_cast<int64_t>(i / 3), static_cast<int64_t>(i % 3)),
+                  first * 0.7f);
       }
       EXPECT_EQ(codes.touched_outside() + out.touched_outside(), "");
     }
@@ -235,7 +243,9 @@ TEST_P(QuantizeTest, StridedKeys) {
     // Columns 16..79 of every second row, against the same values packed.
     const auto view = topkey::tensor(wide.as<float>() + 16, DType::f32, {3, 64}, {192, 1});
     std::vector<float> packed;
-    for (size_t r = 0; r < 6; r += 2) packed.insert(packed.end(), x.begin() + static_cast<int64_t>(r * 96 + 16), x.begin() + static_cast<int64_t>(r * 96 + 80));
+    for (size_t r = 0; r < 6; r += 2)
+      packed.insert(packed.end(), x.begin() + static_cast<int64_t>(r * 96 + 16),
+                    x.begin() + static_cast<int64_t>(r * 96 + 80));
     const Coded got = quantize(view, format), want = quantize(array_of(packed, DType::f32, 3).view(), format);
     // One row, seen three times (an expanded view).
     const Coded same = quantize(topkey::tensor(wide.as<float>() + 16, DType::f32, {3, 64}, {0, 1}), format);
@@ -255,7 +265,8 @@ TEST_P(QuantizeTest, StridedQueries) {
   // q as a transpose [H,R,D] -> [R,H,D], weights as a slice of wider rows, both outputs with free outer strides.
   const std::vector<float> x = normal(3 * 2 * 32, 11), w = normal(2 * 8, 12);
   const Array q = array_of(x, DType::f32, 6), weights = array_of(w, DType::f32, 2);
-  const Array codes(DType::u8, {3, 2, 40}), out(DType::f32, {2, 7}), packed_codes(DType::u8, {6, 32}), packed_out(DType::f32, {2, 3});
+  const Array codes(DType::u8, {3, 2, 40}), out(DType::f32, {2, 7}), packed_codes(DType::u8, {6, 32}),
+      packed_out(DType::f32, {2, 3});
   QuantizeQ a{};
   a.q = topkey::tensor(q.view().data, DType::f32, {2, 3, 32}, {32, 64, 1});
   a.weights = topkey::tensor(weights.as<float>() + 4, DType::f32, {2, 3}, {8, 1});
@@ -287,7 +298,8 @@ TEST_P(QuantizeTest, StridedQueries) {
 
 TEST_P(QuantizeTest, OddDimensionsAndNoRows) {
   for (int64_t dim : {1, 3, 33, 100}) {
-    const Coded out = quantize(array_of(normal(static_cast<size_t>(2 * dim), 13), DType::f32, 2).view(), KeyFormat::fp8);
+    const Coded out =
+        quantize(array_of(normal(static_cast<size_t>(2 * dim), 13), DType::f32, 2).view(), KeyFormat::fp8);
     EXPECT_NE(out.scale_bits(1), kNan);
   }
   for (KeyFormat format : {KeyFormat::fp8, KeyFormat::q8_0, KeyFormat::bf16}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `rows`, from lengths to rows: expand_rows against golden values (REFERENCE A.5, A.8, 9.2; CASES B31) and against a second
-// formulation that counts key rows one by one. The way back, to_slots, is in slots_test.cpp.
+// Stage `rows`, from lengths to rows: expand_rows against golden values (REFERENCE A.5, A.8, 9.2; CASES B31) and
+// against a second formulation that counts key rows one by one. The way back, to_slots, is in slots_test.cpp.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -84,7 +84,8 @@ Expanded expand(const Step& s, const topkey::Exec& exec) {
 Expanded counted(const Step& s) {
   const auto n = static_cast<size_t>(s.capacity);
   Expanded e{Longs(n, -1), Longs(n, 0), Longs(n, -1), Longs(s.table.empty() ? 0 : n, -1)};
-  const int64_t ratio = std::max(s.ratio, 1), world = std::max(s.shard.world_size, 1), run = std::max(s.shard.interleave, 1);
+  const int64_t ratio = std::max(s.ratio, 1), world = std::max(s.shard.world_size, 1),
+                run = std::max(s.shard.interleave, 1);
   for (size_t b = 0; b < s.seq_lens.size(); ++b) {
     const int64_t first = s.query_start[b], count = s.query_start[b + 1] - first;
     int64_t owned = 0, key_rows = 0;
@@ -213,7 +214,8 @@ TEST_P(RowsTest, OutputsAreOptionalOneByOne) {
     topkey::support::run(a, exec());
     if (which < 0) continue;  // nothing to write, and no fault
     EXPECT_EQ(out.touched_outside(), "");
-    EXPECT_EQ(values_of(out, 3), (std::vector<Longs>{{0, 0, 0}, {5, 6, 7}, {4, 5, 6}, {4, 5, 6}}[static_cast<size_t>(which)]));
+    EXPECT_EQ(values_of(out, 3),
+              (std::vector<Longs>{{0, 0, 0}, {5, 6, 7}, {4, 5, 6}, {4, 5, 6}}[static_cast<size_t>(which)]));
   }
 }
 
@@ -238,9 +240,10 @@ TEST_P(RowsTest, NegativeResultsAreNoLengths) {
 }
 
 TEST_P(RowsTest, GarbageQueryStartStaysInside) {
-  for (const std::vector<int32_t>& garbage : {std::vector<int32_t>{5, -3, 1 << 30, 7}, std::vector<int32_t>{-7, 2, 2, 1},
-                                             std::vector<int32_t>{INT32_MAX, INT32_MIN, INT32_MAX, 0},
-                                             std::vector<int32_t>{0, INT32_MAX, INT32_MAX, INT32_MAX}}) {
+  for (const std::vector<int32_t>& garbage :
+       {std::vector<int32_t>{5, -3, 1 << 30, 7}, std::vector<int32_t>{-7, 2, 2, 1},
+        std::vector<int32_t>{INT32_MAX, INT32_MIN, INT32_MAX, 0},
+        std::vector<int32_t>{0, INT32_MAX, INT32_MAX, INT32_MAX}}) {
     Step s{garbage, {9, INT32_MAX, INT32_MIN}};
     s.ratio = 2;
     s.page_size = 4;
@@ -286,7 +289,8 @@ TEST_P(RowsTest, StrictRaisesBeforeWriting) {
   strict.strict = true;
   if (topkey::expand_rows_unsupported(a, strict) != nullptr) GTEST_SKIP() << "strict is not offered here";
   EXPECT_THROW(topkey::support::run(a, strict), topkey::Error);
-  EXPECT_TRUE(slots.untouched() && lens.untouched()) << "half-written: " << slots.touched_outside(0, 0) << lens.touched_outside(0, 0);
+  EXPECT_TRUE(slots.untouched() && lens.untouched())
+      << "half-written: " << slots.touched_outside(0, 0) << lens.touched_outside(0, 0);
   topkey::support::run(a, exec());
   EXPECT_EQ(values_of(slots, 4), (Longs{6, 7, -1, -1}));
 }
@@ -321,14 +325,17 @@ TEST_P(RowsTest, EveryTensorMayBeStrided) {
 }
 
 TEST_P(RowsTest, CountedFormulationAgrees) {
-  EXPECT_TRUE(topkey::testing::property("expand_rows equals counting key rows one by one", 300, [this] {
-    topkey::support::Random random(*rc::gen::arbitrary<uint32_t>());
+  topkey::testing::property("expand_rows equals counting key rows one by one", 300, [this] {
+    topkey::support::Random random(static_cast<uint64_t>(topkey::testing::draw(0, UINT32_MAX)));
     Step s;
     s.query_start = {0};
     const int32_t ratios[] = {0, 1, 2, 4, 128};
     s.ratio = ratios[random.below(5)];
-    s.shard = random.chance(0.5) ? Shard{} : Shard{0, static_cast<int32_t>(random.between(1, 5)), static_cast<int32_t>(random.below(6))};
-    if (s.shard.world_size > 1) s.shard.rank = static_cast<int32_t>(random.below(static_cast<uint64_t>(s.shard.world_size)));
+    s.shard = random.chance(0.5)
+                  ? Shard{}
+                  : Shard{0, static_cast<int32_t>(random.between(1, 5)), static_cast<int32_t>(random.below(6))};
+    if (s.shard.world_size > 1)
+      s.shard.rank = static_cast<int32_t>(random.below(static_cast<uint64_t>(s.shard.world_size)));
     s.page_size = static_cast<int32_t>(random.between(1, 20));
     const int64_t requests = random.between(0, 6), columns = random.between(1, 12);
     for (int64_t b = 0; b < requests; ++b) {
@@ -341,7 +348,7 @@ TEST_P(RowsTest, CountedFormulationAgrees) {
     s.capacity = random.between(0, s.query_start.back() + 5);
     s.wide = random.chance(0.5) ? DType::i32 : DType::i64;
     RC_ASSERT(expand(s, exec()) == counted(s));
-  }));
+  });
 }
 
 TOPKEY_ON_EVERY_BACKEND(RowsTest);

@@ -60,7 +60,7 @@ void check_search(const Args& args, const Problem& p, const Outputs& outputs, co
   follow_with_topk(args, p, logits.view(), on(backend));
   Rows all = args.rows;
   all.max_len = 0;
-  const Truth truth = truth_of(args.q, args.keys, all);
+  const Truth truth = truth_of(args.q, args.keys, all, false);
   if (p.spec.exact) {
     require(compare_selection(args, truth.ref.view(), stats));
   } else if (p.spec.pattern == Pattern::normal && args.out.indices.data != nullptr && args.admit.mask.data == nullptr) {
@@ -124,7 +124,7 @@ TEST(Search, EveryPattern) {
         run(args, on(backend, stats));
         EXPECT_TRUE(good(compare_selection(args, logits.view(), stats))) << p.text();
         if (spec.exact) {
-          const Truth truth = truth_of(args.q, args.keys, args.rows);
+          const Truth truth = truth_of(args.q, args.keys, args.rows, false);
           EXPECT_TRUE(good(compare_selection(args, truth.ref.view(), stats)))
               << p.text() << ", against the oracle's scores";
         }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `rows`, from positions back to physical slots: to_slots. Owners of CASES B40, compaction, everything out of range is -1 and
-// counted, and a property: over all ranks each position finds exactly one slot, the one that expand_rows had given its key.
+// Stage `rows`, from positions back to physical slots: to_slots. Owners of CASES B40, compaction, everything out of
+// range is -1 and counted, and a property: over all ranks each position finds exactly one slot, the one that
+// expand_rows had given its key.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -68,7 +69,8 @@ Answer translate(const Ask& ask, topkey::Exec exec, uint64_t* skipped = nullptr)
   Answer answer;
   for (int64_t r = 0; r < rows; ++r) {
     answer.slots.emplace_back();
-    for (int64_t i = 0; i < width; ++i) answer.slots.back().push_back(static_cast<int32_t>(topkey::support::int_at(slots.view(), r, i)));
+    for (int64_t i = 0; i < width; ++i)
+      answer.slots.back().push_back(static_cast<int32_t>(topkey::support::int_at(slots.view(), r, i)));
     answer.counts.push_back(static_cast<int32_t>(topkey::support::int_at(counts.view(), r)));
   }
   return answer;
@@ -97,7 +99,8 @@ Answer listed(const Ask& ask) {
       if (column >= pages.size() || pages[column] < 0) continue;
       slot = pages[column] * ask.page_size + static_cast<int32_t>(local) % ask.page_size;
     }
-    answer.counts.push_back(static_cast<int32_t>(row.size()) - static_cast<int32_t>(std::count(row.begin(), row.end(), -1)));
+    answer.counts.push_back(static_cast<int32_t>(row.size()) -
+                            static_cast<int32_t>(std::count(row.begin(), row.end(), -1)));
     if (ask.compact) std::stable_partition(row.begin(), row.end(), [](int32_t slot) { return slot >= 0; });
   }
   return answer;
@@ -148,17 +151,23 @@ TEST_P(SlotsTest, RangesAreCutToMinusOneAndCounted) {
           {0, 1, -1, 2}};
   uint64_t skipped = 0;
   const Answer answer = translate(ask, exec(), &skipped);
-  EXPECT_EQ(answer, (Answer{{{8, 23, -1, -1, -1}, {-1, -1, -1, -1, 12}, Matrix{{-1, -1, -1, -1, -1}}[0], Matrix{{-1, -1, -1, -1, -1}}[0]},
-                            {2, 1, 0, 0}}));
-  EXPECT_EQ(skipped, 3u + 1u + 5u + 5u) << "each position that asked for a slot and found none; negative ones ask for nothing";
+  EXPECT_EQ(
+      answer,
+      (Answer{
+          {{8, 23, -1, -1, -1}, {-1, -1, -1, -1, 12}, Matrix{{-1, -1, -1, -1, -1}}[0], Matrix{{-1, -1, -1, -1, -1}}[0]},
+          {2, 1, 0, 0}}));
+  EXPECT_EQ(skipped, 3u + 1u + 5u + 5u)
+      << "each position that asked for a slot and found none; negative ones ask for nothing";
 }
 
 TEST_P(SlotsTest, SlotsPast31BitsAreNone) {
-  EXPECT_EQ(translate(Ask{{{0, 63, 64, 127}}, {{33554431, 33554432}}, 64}, exec()).slots, (Matrix{{2147483584, INT32_MAX, -1, -1}}));
+  EXPECT_EQ(translate(Ask{{{0, 63, 64, 127}}, {{33554431, 33554432}}, 64}, exec()).slots,
+            (Matrix{{2147483584, INT32_MAX, -1, -1}}));
 }
 
 TEST_P(SlotsTest, InPlaceAndStridedRows) {
-  // The slots may be written into a wider buffer than the indices have; the table may be every second column of a matrix.
+  // The slots may be written into a wider buffer than the indices have; the table may be every second column of a
+  // matrix.
   Array pages(DType::i32, {2, 6});
   for (int32_t i = 0; i < 12; ++i) pages.as<int32_t>()[i] = i;
   Array indices(DType::i32, {2, 9});
@@ -173,7 +182,8 @@ TEST_P(SlotsTest, InPlaceAndStridedRows) {
   EXPECT_EQ(slots.touched_outside(), "");
   const Matrix want = {{0, 1, 4, 5}, {12, 13, 16, 17}};
   for (int64_t r = 0; r < 2; ++r) {
-    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(topkey::support::int_at(slots.view(), r, i), want[static_cast<size_t>(r)][static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < 4; ++i)
+      EXPECT_EQ(topkey::support::int_at(slots.view(), r, i), want[static_cast<size_t>(r)][static_cast<size_t>(i)]);
   }
 }
 
@@ -196,7 +206,8 @@ TEST_P(SlotsTest, StrictRaisesBeforeWriting) {
 TEST_P(SlotsTest, EmptyRowsAndEmptyColumns) {
   const Array table = array_of({{1}}, 1);
   for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{0, 4}, {3, 0}, {0, 0}}) {
-    const Array indices(DType::i32, {rows, width}), request = Array::of(std::vector<int32_t>(static_cast<size_t>(rows)));
+    const Array indices(DType::i32, {rows, width}),
+        request = Array::of(std::vector<int32_t>(static_cast<size_t>(rows)));
     const Guarded slots(DType::i32, rows, width), counts(DType::i32, rows, -1);
     ToSlots a{};
     a.indices = indices.view();
@@ -212,8 +223,8 @@ TEST_P(SlotsTest, EmptyRowsAndEmptyColumns) {
 }
 
 TEST_P(SlotsTest, ListedFormulationAgrees) {
-  EXPECT_TRUE(topkey::testing::property("to_slots equals listing the rank's own positions", 300, [this] {
-    topkey::support::Random random(*rc::gen::arbitrary<uint32_t>());
+  topkey::testing::property("to_slots equals listing the rank's own positions", 300, [this] {
+    topkey::support::Random random(static_cast<uint64_t>(topkey::testing::draw(0, UINT32_MAX)));
     Ask ask;
     ask.page_size = static_cast<int32_t>(random.between(1, 70));
     if (random.chance(0.6)) {
@@ -229,13 +240,15 @@ TEST_P(SlotsTest, ListedFormulationAgrees) {
       ask.table.emplace_back();
       for (int64_t i = 0; i < pages; ++i) ask.table.back().push_back(static_cast<int32_t>(random.between(-1, 1000)));
     }
-    for (int64_t r = 0; r < rows && random.chance(0.9); ++r) ask.request.push_back(static_cast<int32_t>(random.between(-1, rows)));
+    for (int64_t r = 0; r < rows && random.chance(0.9); ++r)
+      ask.request.push_back(static_cast<int32_t>(random.between(-1, rows)));
     if (static_cast<int64_t>(ask.request.size()) < rows) ask.request.clear();
     RC_ASSERT(translate(ask, exec()) == listed(ask));
-  }));
+  });
 }
 
-/// The slot that expand_rows tells store_k to write a key to is the slot that to_slots finds for its position, on the owner alone.
+/// The slot that expand_rows tells store_k to write a key to is the slot that to_slots finds for its position, on the
+/// owner alone.
 TEST_P(SlotsTest, ReadersFindWhatWritersWrote) {
   for (const Shard& shape : {Shard{}, Shard{0, 2, 1}, Shard{0, 2, 64}, Shard{0, 3, 4}, Shard{0, 4, 7}}) {
     for (int32_t rank = 0; rank < std::max(shape.world_size, 1); ++rank) {
@@ -259,7 +272,8 @@ TEST_P(SlotsTest, ReadersFindWhatWritersWrote) {
       for (int32_t g = 0; g < 300; ++g) {
         ASSERT_EQ(topkey::support::int_at(written.view(), 2 * g), -1);
         ASSERT_EQ(topkey::support::int_at(written.view(), 2 * g + 1), answer.slots[0][static_cast<size_t>(g)])
-            << "key row " << g << ", rank " << rank << " of " << shape.world_size << ", interleave " << shape.interleave;
+            << "key row " << g << ", rank " << rank << " of " << shape.world_size << ", interleave "
+            << shape.interleave;
       }
     }
   }

@@ -66,7 +66,8 @@ TEST_P(ValidateProducers, ToSlots) {
   s.tensor(TOPKEY_TENSOR(A, counts), kI32Only, ">", kWritten);
   s.wrong("zero", "page_size must ", [](A& a) { a.page_size = 0; });
   s.wrong("negative", "page_size must ", [](A& a) { a.page_size = -1; });
-  s.wrong("a table with fewer rows than requests", "block_table must ", [](A& a) { a.row_request = Tensor{}, a.block_table.shape[0] = 1; });
+  s.wrong("a table with fewer rows than requests", "block_table must ",
+          [](A& a) { a.row_request = Tensor{}, a.block_table.shape[0] = 1; });
   shard_wrongs<A>(s, [](A& a) -> Shard& { return a.shard; });
   check_subject(s, exec());
 }
@@ -172,8 +173,9 @@ TEST_P(ValidateProducers, QuantizeKToOtherFormats) {
     DType dtype;
     int64_t width;
   };
-  for (const Format& f : {Format{KeyFormat::bf16, DType::bf16, 64}, Format{KeyFormat::f16, DType::f16, 64}, Format{KeyFormat::f32, DType::f32, 64},
-                          Format{KeyFormat::q8_0, DType::u8, 68}, Format{KeyFormat::mxfp4, DType::u8, 32}}) {
+  for (const Format& f : {Format{KeyFormat::bf16, DType::bf16, 64}, Format{KeyFormat::f16, DType::f16, 64},
+                          Format{KeyFormat::f32, DType::f32, 64}, Format{KeyFormat::q8_0, DType::u8, 68},
+                          Format{KeyFormat::mxfp4, DType::u8, 32}}) {
     const bool fp4 = f.format == KeyFormat::mxfp4;
     Subject<A> s;
     s.args.k = s.arena.in(DType::f32, {2, 64});
@@ -181,7 +183,8 @@ TEST_P(ValidateProducers, QuantizeKToOtherFormats) {
     if (fp4) s.args.out.scales = s.arena.out(DType::u8, {2, 2});
     s.tensor(TOPKEY_TENSOR(A, out.values), {f.dtype}, ">=", kRequired | kUnitStride | kWritten);
     if (fp4) s.tensor(TOPKEY_TENSOR(A, out.scales), {DType::u8, DType::e8m0}, ">=", kRequired | kUnitStride | kWritten);
-    if (fp4 || f.format == KeyFormat::q8_0) s.wrong("no multiple of 32", "k head_dim must ", [](A& a) { a.k.shape[1] = 48; });
+    if (fp4 || f.format == KeyFormat::q8_0)
+      s.wrong("no multiple of 32", "k head_dim must ", [](A& a) { a.k.shape[1] = 48; });
     const Tensor scales = s.arena.out(DType::f32, {2});
     if (!fp4) s.wrong("given for keys without", "out.scales must ", [scales](A& a) { a.out.scales = scales; });
     s.wrong("f32 without scales of their own", "scale must ", [](A& a) { a.scale = ScaleRule::f32; });
@@ -212,7 +215,8 @@ void cache_wrongs(Subject<Args>& s, KeyCache& (*get)(Args&)) {
   wrong("stride no multiple of 4", "cache.pages must ", [](KeyCache& c) { c.pages.stride[0] = 146; });
   for (int off : {1, 2, 3}) {
     s.wrongs.push_back({"base no multiple of 4", "cache.pages must ",
-                        [get, off](Args& a) { get(a).pages.data = static_cast<uint8_t*>(get(a).pages.data) + off; }, true});
+                        [get, off](Args& a) { get(a).pages.data = static_cast<uint8_t*>(get(a).pages.data) + off; },
+                        true});
   }
 }
 
@@ -261,7 +265,8 @@ TEST_P(ValidateProducers, GatherK) {
   s.args.total = 5;
   s.args.out = {s.arena.out(DType::u8, {5, 32}), s.arena.out(DType::f32, {5}), KeyFormat::fp8};
   s.tensor(TOPKEY_TENSOR(A, keys.block_table), kI32Only, ">*", kRequired);
-  s.tensor("cache.pages", [](A& a) -> Tensor& { return a.keys.cache.pages; }, kCodeTypes, "*>", kRequired | kUnitStride);
+  s.tensor(
+      "cache.pages", [](A& a) -> Tensor& { return a.keys.cache.pages; }, kCodeTypes, "*>", kRequired | kUnitStride);
   s.tensor(TOPKEY_TENSOR(A, indptr), kI32Only, "*", kRequired);
   s.tensor(TOPKEY_TENSOR(A, out.values), kCodeTypes, ">=", kRequired | kUnitStride | kWritten);
   s.tensor(TOPKEY_TENSOR(A, out.scales), kF32Only, ">", kRequired | kWritten);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Wrong arguments of the stages score, select, search and merge, each in turn (see validate_cases.h). Every operation comes twice, with
-// the two ways to name windows and requests.
+// Wrong arguments of the stages score, select, search and merge, each in turn (see validate_cases.h). Every operation
+// comes twice, with the two ways to name windows and requests.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kRowCount = 4, kHeads = 2, kDim = 32, kKeys = 6, kTopkCount = 3;
 
-// ---- the parts -------------------------------------------------------------------------------------------------------------
+// ---- the parts ----
 /// Windows by end, requests by id.
 template <class A>
 void rows_by_id(Subject<A>& s, bool dense) {
@@ -23,7 +23,7 @@ void rows_by_id(Subject<A>& s, bool dense) {
   s.args.rows.end = s.arena.ints({6, 5, 4, 6});
   s.args.rows.start = s.arena.ints({0, 1, 0, 2});
   s.args.rows.request = s.arena.ints({0, 0, 1, 1});
-  s.tensor(TOPKEY_TENSOR(A, rows.end), kI32Only, "=", dense ? 0 : kRequired);
+  s.tensor(TOPKEY_TENSOR(A, rows.end), kI32Only, "=", dense ? 0u : unsigned{kRequired});
   s.tensor(TOPKEY_TENSOR(A, rows.start), kI32Only, ">");
   s.tensor(TOPKEY_TENSOR(A, rows.request), kI32Only, ">");
   const Tensor length = s.arena.ints({1, 1, 1, 1}), indptr = s.arena.ints({0, 2, 4});
@@ -61,7 +61,11 @@ void query(Subject<A>& s, KeyFormat format) {
   const bool fp8 = format == KeyFormat::fp8, fp4 = format == KeyFormat::mxfp4;
   s.args.q.values = s.arena.in(fp8 || fp4 ? DType::u8 : DType::f32, {kRowCount, kHeads, fp4 ? kDim / 2 : kDim});
   s.args.q.weights = s.arena.in(DType::f32, {kRowCount, kHeads});
-  s.tensor(TOPKEY_TENSOR(A, q.values), fp8 ? kCodeTypes : fp4 ? std::vector<DType>{DType::u8} : kFloatTypes, ">?=", kRequired | kUnitStride);
+  s.tensor(TOPKEY_TENSOR(A, q.values),
+           fp8   ? kCodeTypes
+           : fp4 ? std::vector<DType>{DType::u8}
+                 : kFloatTypes,
+           ">?=", kRequired | kUnitStride);
   s.tensor(TOPKEY_TENSOR(A, q.weights), kWeightTypes, ">=", kRequired | kUnitStride);
   const Tensor scales = s.arena.in(DType::u8, {kRowCount, kHeads, kDim / 32});
   if (fp4) {
@@ -80,7 +84,8 @@ void dense_keys(Subject<A>& s, KeyFormat format) {
   s.args.keys.format = format;
   s.args.keys.values = s.arena.in(fp8 ? DType::u8 : DType::bf16, {kKeys, kDim});
   const Tensor scales = s.arena.in(DType::f32, {kKeys});
-  s.tensor(TOPKEY_TENSOR(A, keys.values), fp8 ? kCodeTypes : std::vector<DType>{DType::bf16}, "*?", kRequired | kUnitStride);
+  s.tensor(TOPKEY_TENSOR(A, keys.values), fp8 ? kCodeTypes : std::vector<DType>{DType::bf16}, "*?",
+           kRequired | kUnitStride);
   if (fp8) {
     s.args.keys.scales = scales;
     s.tensor(TOPKEY_TENSOR(A, keys.scales), kF32Only, ">", kRequired);
@@ -97,7 +102,8 @@ void paged_keys(Subject<A>& s) {
   s.args.keys.block_table = s.arena.ints({0, 1, 2, 2}), s.args.keys.block_table.ndim = 2;
   s.args.keys.block_table.shape[0] = s.args.keys.block_table.shape[1] = 2;
   s.args.keys.block_table.stride[0] = 2, s.args.keys.block_table.stride[1] = 1;
-  s.tensor("cache.pages", [](A& a) -> Tensor& { return a.keys.cache.pages; }, kCodeTypes, "*>", kRequired | kUnitStride);
+  s.tensor(
+      "cache.pages", [](A& a) -> Tensor& { return a.keys.cache.pages; }, kCodeTypes, "*>", kRequired | kUnitStride);
   s.wrong("zero", "cache.page_size must ", [](A& a) { a.keys.cache.page_size = 0; });
   s.wrong("another", "", [](A& a) { a.keys.cache.head_dim = 16; });
   s.wrong("above", "cache.format must ", [](A& a) { a.keys.cache.format = static_cast<KeyFormat>(6); });
@@ -142,7 +148,8 @@ void selection(Subject<A>& s, bool has_blocks = true) {
   s.tensor(TOPKEY_TENSOR(A, out.slot_map.block_table), kI32Only, "**", kRequired);
   s.wrong("zero", "out.slot_map.page_size must ", [](A& a) { a.out.slot_map.page_size = 0; });
   s.wrong("a map without slots", "out.slot_map.block_table must ", [](A& a) { a.out.slots = Tensor{}; });
-  s.wrong("neither indices nor slots", "out.", [](A& a) { a.out.indices = a.out.slots = a.out.slot_map.block_table = Tensor{}; });
+  s.wrong("neither indices nor slots", "out.",
+          [](A& a) { a.out.indices = a.out.slots = a.out.slot_map.block_table = Tensor{}; });
   s.wrong("below", "out.order must ", [](A& a) { a.out.order = static_cast<Order>(-1); });
   s.wrong("above", "out.order must ", [](A& a) { a.out.order = static_cast<Order>(3); });
   s.wrong("below", "out.fill must ", [](A& a) { a.out.fill = static_cast<Fill>(-1); });
@@ -164,7 +171,7 @@ void selection(Subject<A>& s, bool has_blocks = true) {
 
 class ValidateSearch : public BackendTest {};
 
-// ---- score -----------------------------------------------------------------------------------------------------------------
+// ---- score ----
 TEST_P(ValidateSearch, MqaLogits) {
   using A = MqaLogits;
   for (KeyFormat format : {KeyFormat::fp8, KeyFormat::bf16}) {
@@ -229,7 +236,7 @@ TEST_P(ValidateSearch, PagedMqaLogitsByNextN) {
   check_subject(s, exec());
 }
 
-// ---- select ----------------------------------------------------------------------------------------------------------------
+// ---- select ----
 TEST_P(ValidateSearch, Topk) {
   using A = Topk;
   Subject<A> s;
@@ -258,7 +265,7 @@ TEST_P(ValidateSearch, SelectBlocks) {
   check_subject(s, exec());
 }
 
-// ---- search ----------------------------------------------------------------------------------------------------------------
+// ---- search ----
 TEST_P(ValidateSearch, MqaTopk) {
   using A = MqaTopk;
   for (KeyFormat format : {KeyFormat::fp8, KeyFormat::bf16}) {
@@ -297,7 +304,7 @@ TEST_P(ValidateSearch, PagedMqaTopkByOffsets) {
   check_subject(s, exec());
 }
 
-// ---- merge -----------------------------------------------------------------------------------------------------------------
+// ---- merge ----
 TEST_P(ValidateSearch, MergeTopk) {
   using A = MergeTopk;
   Subject<A> s;

@@ -47,7 +47,7 @@ LICENCE = (
 )
 
 TOKENS = 8192  # the model's context length
-ROWS = 256  # query rows
+ROWS = 256  # query rows, the last of the text
 TOPK = 256
 PAGE_SIZE = 64
 

@@ -319,6 +319,70 @@ typedef struct topkey_merge_topk_args {
   topkey_selection out;
 } topkey_merge_topk_args;
 
+typedef struct topkey_range {
+  int64_t first, last;
+} topkey_range;
+
+typedef struct topkey_prefill_chunk {
+  int64_t first_request, last_request, first_row, last_row, total_keys;
+  bool skip_gather;
+} topkey_prefill_chunk;
+
+typedef struct topkey_plan_step_args {
+  uint32_t struct_size;
+  int64_t num_requests;
+  const int64_t* query_lens;
+  const int64_t* seq_lens;
+  const uint8_t* prefilling;
+  int64_t decode_threshold;
+  bool require_uniform, extends_prefill;
+  int32_t ratio;
+  int64_t gather_rows, logits_bytes;
+  int32_t row_shards;
+  int64_t min_shard_rows;
+} topkey_plan_step_args;
+
+typedef struct topkey_step_plan {
+  uint32_t struct_size;
+  int64_t num_decode_requests, num_decode_rows, num_prefill_rows, max_next_n;
+  bool decode_uniform;
+  int64_t max_decode_len, max_prefill_len;
+  bool rows_sharded;
+} topkey_step_plan;
+
+typedef int32_t topkey_candidate_role;
+enum { TOPKEY_ROLE_NONE = 0, TOPKEY_ROLE_SOURCE = 1, TOPKEY_ROLE_CONSUMER = 2 };
+
+typedef struct topkey_indexer_config {
+  uint32_t struct_size;
+  int32_t heads, head_dim, topk, ratio;
+  topkey_key_format format;
+  topkey_scale_rule scale;
+  topkey_candidate_role role;
+  int32_t candidate_block_size, candidate_topk_blocks, force_first, force_last;
+} topkey_indexer_config;
+
+typedef struct topkey_indexer_limits {
+  uint32_t struct_size;
+  int64_t max_rows, max_requests, max_len;
+  int32_t max_next_n;
+} topkey_indexer_limits;
+
+typedef struct topkey_indexer_step {
+  uint32_t struct_size;
+  topkey_tensor k, k_scales, slot_mapping;
+  topkey_norm norm;
+  topkey_rope rope;
+  bool hadamard;
+  topkey_query q;
+  topkey_paged_keys keys;
+  topkey_rows rows;
+  int64_t num_decode_rows;
+  topkey_tensor candidates;
+  topkey_selection out;
+  bool cleared, skip_step;
+} topkey_indexer_step;
+
 /* ---- operations: name, name_workspace_bytes (0 is possible), name_unsupported (null = can run, else the reason) ----------- */
 /* On failure: a status, and one sentence in topkey_last_error(). name_workspace_bytes returns SIZE_MAX for wrong arguments.
  * Strings returned live until the next TopKey call of the same thread. */
@@ -341,13 +405,26 @@ TOPKEY_DECLARE(paged_mqa_topk);
 TOPKEY_DECLARE(merge_topk);
 #undef TOPKEY_DECLARE
 
+/* ---- plans (host) and the layer -------------------------------------------------------------------------------------------- */
+/* The chunk functions return how many there are and write at most `capacity` of them; -1 on wrong arguments. row_shard_sizes
+ * holds args->row_shards numbers (null where that is under 2). */
+TOPKEY_API int64_t topkey_prefill_chunks(const topkey_plan_step_args* args, topkey_prefill_chunk* chunks, int64_t capacity);
+TOPKEY_API int64_t topkey_decode_chunks(int64_t rows, int64_t width, int64_t budget, topkey_range* ranges, int64_t capacity);
+TOPKEY_API topkey_status topkey_plan_step(const topkey_plan_step_args* args, topkey_step_plan* plan, int64_t* row_shard_sizes);
+TOPKEY_API topkey_status topkey_indexer_check(const topkey_indexer_config* config);
+TOPKEY_API size_t topkey_indexer_workspace_bytes(const topkey_indexer_config* config, const topkey_indexer_limits* limits,
+                                                 const topkey_exec* exec);
+TOPKEY_API topkey_status topkey_indexer_forward(const topkey_indexer_config* config, const topkey_indexer_step* step,
+                                                const topkey_exec* exec);
+
 /* ---- the library itself ---------------------------------------------------------------------------------------------------- */
-/* Version of the library that runs, "0.1.0"; the ABI it speaks (compare with TOPKEY_ABI_VERSION); sentence of this thread's last
- * error ("" when there was none). */
+/* Version of the library that runs, "0.1.0"; the ABI it speaks (compare with TOPKEY_ABI_VERSION); sentence and status of this
+ * thread's last error ("" and TOPKEY_OK when there was none). */
 #define TOPKEY_ABI_VERSION 1
 TOPKEY_API const char* topkey_version(void);
 TOPKEY_API uint32_t topkey_abi_version(void);
 TOPKEY_API const char* topkey_last_error(void);
+TOPKEY_API topkey_status topkey_last_status(void);
 /* Backends in order of preference. name: null past the last. unusable: null where it runs on this machine, else the reason. */
 TOPKEY_API const char* topkey_backend_name(int32_t index);
 TOPKEY_API topkey_device topkey_backend_device(int32_t index);

@@ -133,7 +133,7 @@ C to_c(const Cpp& value) noexcept {
     const auto c_args = border::to_c<::topkey_##name##_args>(args);                    \
     const auto c_exec = border::to_c<::topkey_exec>(exec);                             \
     const size_t bytes = ::topkey_##name##_workspace_bytes(&c_args, &c_exec);          \
-    if (bytes == SIZE_MAX) throw Error(Status::invalid_argument, topkey_last_error()); \
+    if (bytes == SIZE_MAX) border::check(topkey_last_status()); \
     return bytes;                                                                      \
   }                                                                                    \
   inline const char* name##_unsupported(const Args& args, const Exec& exec) {          \

@@ -80,9 +80,8 @@ int64_t for_each_stored(const StoreK& a, const PageLayout& layout, const Share& 
 
 int64_t wild_values(const StoreK& a, const PageLayout& layout) {
   int64_t positions = 0;
-  const int64_t slots = for_each_stored(a, layout, Share{0, 1}, [&](int64_t r, const RowBytes&) {
-    positions += position_outside(a.rope, r);
-  });
+  const int64_t slots = for_each_stored(a, layout, Share{0, 1},
+                                        [&](int64_t r, const RowBytes&) { positions += position_outside(a.rope, r); });
   return slots + positions;
 }
 
@@ -153,7 +152,8 @@ struct Gather {
   explicit Gather(const GatherK& args)
       : a(args),
         keys(make_source(args.keys)),
-        layout(page_layout(args.out.format, args.keys.cache.layout, args.keys.cache.page_size, args.keys.cache.head_dim)),
+        layout(
+            page_layout(args.out.format, args.keys.cache.layout, args.keys.cache.page_size, args.keys.cache.head_dim)),
         out(args.out, layout) {}
   void nan_rows(int64_t first, int64_t last) const {
     for (int64_t i = first; i < last; ++i) nan_row(a.out.format, out.at(i), layout.value);

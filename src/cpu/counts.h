@@ -25,7 +25,8 @@ struct Counts {
 
 /// The sentence of a strict call that met wild values.
 [[noreturn]] inline void raise_wild(const char* op, int64_t number) {
-  throw Error(Status::invalid_argument, std::string(op) + ": device values must be inside the caller's tables under strict, got " +
+  throw Error(Status::invalid_argument, std::string(op) +
+                                            ": device values must be inside the caller's tables under strict, got " +
                                             std::to_string(number) + " that are not");
 }
 

@@ -53,9 +53,10 @@ HWY_INLINE V Relu(V x) {
 HWY_INLINE int64_t ChunkKeys() { return 3 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<float>())); }
 HWY_INLINE int64_t PanelKeys() { return ChunkKeys() < 24 ? 24 : ChunkKeys(); }
 
-/// Adds kHeadBlock heads to out[3N]. keys: column of the panel, stride floats from d to d + 1; q [dim][kHeadBlock].
+/// Adds `heads` of a block's kHeadBlock heads to out[3N]. keys: column of the panel, stride floats from d to d + 1; q [dim][kHeadBlock].
+/// Heads that only pad the last block must not be added: their zero times an infinite key is NaN.
 HWY_INLINE void AddHeads(const float* HWY_RESTRICT keys, int64_t stride, int64_t dim, const float* HWY_RESTRICT q,
-                         const float* HWY_RESTRICT weights, float* HWY_RESTRICT out) {
+                         const float* HWY_RESTRICT weights, int64_t heads, float* HWY_RESTRICT out) {
   const hn::ScalableTag<float> d;
   using V = hn::Vec<decltype(d)>;
   const int64_t n = static_cast<int64_t>(hn::Lanes(d));
@@ -78,7 +79,7 @@ HWY_INLINE void AddHeads(const float* HWY_RESTRICT keys, int64_t stride, int64_t
   }
   V s0 = hn::Load(d, out), s1 = hn::Load(d, out + n), s2 = hn::Load(d, out + 2 * n);
 #define TOPKEY_X(h)                     \
-  {                                     \
+  if (h < heads) {                      \
     const V b = hn::Set(d, weights[h]); \
     s0 = Fma(b, Relu(x##h), s0);        \
     s1 = Fma(b, Relu(y##h), s1);        \
@@ -91,15 +92,15 @@ HWY_INLINE void AddHeads(const float* HWY_RESTRICT keys, int64_t stride, int64_t
   hn::Store(s2, d, out + 2 * n);
 }
 
-void Score(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t head_blocks,
+void Score(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t heads,
            const float* kscale, float* out) {
   const hn::ScalableTag<float> d;
   const int64_t n = static_cast<int64_t>(hn::Lanes(d)), panel = PanelKeys(), chunk = ChunkKeys();
   for (int64_t p = 0; p < count; ++p, panels += dim * panel, out += panel) {
     for (int64_t i = 0; i < panel; i += n) hn::Store(hn::Zero(d), d, out + i);
     for (int64_t column = 0; column < panel; column += chunk) {
-      for (int64_t b = 0; b < head_blocks; ++b) {
-        AddHeads(panels + column, panel, dim, q + b * dim * kHeadBlock, weights + b * kHeadBlock, out + column);
+      for (int64_t h = 0; h < heads; h += kHeadBlock) {
+        AddHeads(panels + column, panel, dim, q + h * dim, weights + h, heads - h, out + column);
       }
     }
     if (kscale == nullptr) continue;

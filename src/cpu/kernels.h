@@ -19,9 +19,9 @@ struct Kernels {
 
   /// rows: `count` (a multiple of 8) pointers to key values in `format`; to panels of panel_keys keys each.
   void (*decode)(KeyFormat format, const uint8_t* const* rows, int64_t count, int64_t dim, float* panels);
-  /// Scores of one query row against `count` panels: out[count * panel_keys]. kscale null = 1.
-  void (*score)(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights,
-                int64_t head_blocks, const float* kscale, float* out);
+  /// Scores of one query row (its `heads` real heads) against `count` panels: out[count * panel_keys]. kscale null = 1.
+  void (*score)(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t heads,
+                const float* kscale, float* out);
   /// Indices i < n with scores[i] >= gate, ascending, into accepted[n]; their number. A NaN score or gate accepts nothing.
   int64_t (*gate)(const float* scores, int64_t n, float gate, int32_t* accepted);
 };

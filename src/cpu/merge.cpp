@@ -38,8 +38,10 @@ int64_t scratch_bytes(int64_t entries, int64_t topk) {
 int64_t collect(const MergeTopk& a, int64_t row, uint64_t* words, Counts& counts) {
   int64_t n = 0;
   for (int64_t part = 0; part < a.scores.shape[0]; ++part) {
-    const float* scores = static_cast<const float*>(a.scores.data) + part * a.scores.stride[0] + row * a.scores.stride[1];
-    const int32_t* indices = static_cast<const int32_t*>(a.indices.data) + part * a.indices.stride[0] + row * a.indices.stride[1];
+    const float* scores =
+        static_cast<const float*>(a.scores.data) + part * a.scores.stride[0] + row * a.scores.stride[1];
+    const int32_t* indices =
+        static_cast<const int32_t*>(a.indices.data) + part * a.indices.stride[0] + row * a.indices.stride[1];
     for (int64_t i = 0; i < a.scores.shape[2]; ++i) {
       if (indices[i] < 0) continue;
       const uint32_t key = key_of(scores[i]);

@@ -33,7 +33,8 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
   if (low > high) low = high = 0;
   const int64_t rows = end - first, step = std::max<int64_t>(cut.block_size, 8);
   int64_t slices = std::max<int64_t>(1, (cost + fair - 1) / fair);
-  slices = std::min({slices, (cut.max_parts - state.num_parts) / rows, table.max_tasks - state.num_tasks - (table.max_rows - first)});
+  slices = std::min(
+      {slices, (cut.max_parts - state.num_parts) / rows, table.max_tasks - state.num_tasks - (table.max_rows - first)});
   // A slice under a thousand keys a row is not worth its merge.
   slices = std::max<int64_t>(1, std::min({slices, cost / rows / 1024, kMaxSlices}));
   const int64_t length = ((high - low + slices - 1) / slices + step - 1) / step * step;
@@ -44,8 +45,13 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
   for (int64_t s = 0; s < slices; ++s) {
     const int64_t from = s == 0 ? low : std::max(low, base + s * length);
     const int64_t to = s + 1 == slices ? high : std::max(low, base + (s + 1) * length);
-    table.tasks[state.num_tasks++] = {static_cast<int32_t>(first), static_cast<int32_t>(rows), std::min(from, high), std::min(to, high),
-                                      static_cast<int32_t>(s), static_cast<int32_t>(slices), part};
+    table.tasks[state.num_tasks++] = {static_cast<int32_t>(first),
+                                      static_cast<int32_t>(rows),
+                                      std::min(from, high),
+                                      std::min(to, high),
+                                      static_cast<int32_t>(s),
+                                      static_cast<int32_t>(slices),
+                                      part};
   }
 }
 
@@ -63,8 +69,12 @@ void cut_tasks(const Cutting& cut, int64_t rows, const TaskTable& table) {
     for (; r < end; ++r) total += cost_of(facts[r]);
   }
   // One group: a slice a worker. Several: finer, so that workers end together; many: only what would keep a worker late is cut.
-  const int64_t shares = cut.workers <= 1 ? 1 : groups <= 1 ? cut.workers : groups < 4 * cut.workers ? 4 * cut.workers : 2 * cut.workers;
-  const int64_t fair = cut.workers <= 1 ? std::max<int64_t>(total, 1) : std::max<int64_t>((total + shares - 1) / shares, 1);
+  const int64_t shares = cut.workers <= 1           ? 1
+                         : groups <= 1              ? cut.workers
+                         : groups < 4 * cut.workers ? 4 * cut.workers
+                                                    : 2 * cut.workers;
+  const int64_t fair =
+      cut.workers <= 1 ? std::max<int64_t>(total, 1) : std::max<int64_t>((total + shares - 1) / shares, 1);
   for (int64_t r = 0; r < rows;) {
     if (!facts[r].scored) {
       ++r;

@@ -10,7 +10,8 @@
 
 namespace topkey::cpu {
 
-constexpr int64_t kRowBlock = 32;    // rows of a group: decoding a key (50 cycles) is then under 1 % of scoring it (32 x 512)
+constexpr int64_t kRowBlock =
+    32;  // rows of a group: decoding a key (50 cycles) is then under 1 % of scoring it (32 x 512)
 constexpr int64_t kMaxSlices = 1024;
 constexpr int64_t kRowChunk = 4096;  // rows looked at together: bounds the facts kept in the workspace
 

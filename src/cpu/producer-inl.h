@@ -69,7 +69,8 @@ HWY_INLINE float Sum32(const float* HWY_RESTRICT x, int64_t n) {
 }
 
 template <class Round>
-HWY_INLINE void ScaleRows(const Round& round, float scale, const float* weight, const float* bias, int64_t n, float* x) {
+HWY_INLINE void ScaleRows(const Round& round, float scale, const float* weight, const float* bias, int64_t n,
+                          float* x) {
   const ProducerTag d;
   const int64_t step = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < n; i += step) {
@@ -266,7 +267,8 @@ HWY_INLINE void StorePlain(const StoreAs& store, const float* x, int64_t n, void
   ForLanes(n, [&](auto d, int64_t i) HWY_ATTR { store(d, hn::LoadU(d, x + i), to, i); });
 }
 
-float Produce(const Recipe& r, const void* from, const float* cos_sin, const float* weight, const float* bias, float* x, void* to) {
+float Produce(const Recipe& r, const void* from, const float* cos_sin, const float* weight, const float* bias, float* x,
+              void* to) {
   Widen(r.input, from, r.dim, x);
   if (r.norm != NormKind::none) ApplyNorm(r, weight, bias, x);
   if (r.rope_dim > 0) ApplyRope(r, cos_sin, x);

@@ -94,7 +94,8 @@ int64_t producer_members(const Recipe& recipe, int64_t vectors) {
   return recipe.dim <= kStackDim ? useful : std::min(useful, kWideMembers);
 }
 
-Producer::Producer(const Recipe& recipe, const Norm& norm, const Rope& rope, Stack& stack, const Exec& exec, int32_t rank)
+Producer::Producer(const Recipe& recipe, const Norm& norm, const Rope& rope, Stack& stack, const Exec& exec,
+                   int32_t rank)
     : kernels_(producer_kernels()), recipe_(recipe), rope_(rope) {
   const int64_t padded = padded_dim(recipe.dim);
   x_ = recipe.dim <= kStackDim ? stack.floats : static_cast<float*>(exec.workspace) + rank * scratch_floats(recipe.dim);

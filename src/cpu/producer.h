@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // One vector through norm, rope, Hadamard, amax and quantisation: what quantize_q, quantize_k and store_k share. f32, each step rounded
-// once, in the order of SPEC 4, so that the bytes are the same on every backend and ISA. A call makes one Recipe; each member of its
+// once, in the order of docs/formats.md, so that the bytes are the same on every backend and ISA. A call makes one Recipe; each member of its
 // team makes a Producer over scratch of its own and runs its vectors through it.
 #pragma once
 #include <algorithm>
@@ -44,8 +44,8 @@ struct ProducerKernels {
   /// One vector [dim] at `from` to its codes at `to`; returns the fp8 scale (0 for other codes). cos_sin: this vector's row of the
   /// table as f32, null where its position is outside (the vector becomes NaN); weight, bias null = absent. x: scratch for dim floats.
   /// x, weight and bias are padded to 32 floats and 128-byte aligned.
-  float (*produce)(const Recipe& recipe, const void* from, const float* cos_sin, const float* weight, const float* bias, float* x,
-                   void* to);
+  float (*produce)(const Recipe& recipe, const void* from, const float* cos_sin, const float* weight, const float* bias,
+                   float* x, void* to);
 };
 const ProducerKernels& producer_kernels();
 

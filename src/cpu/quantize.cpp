@@ -35,9 +35,7 @@ Recipe query_recipe(const QuantizeQ& a) {
   if (a.format == KeyFormat::fp8) {
     set_query_rule(recipe, a.rule);
   } else {
-    recipe.codes = a.q_out.dtype == DType::bf16  ? Codes::bf16
-                   : a.q_out.dtype == DType::f16 ? Codes::f16
-                                                 : Codes::f32;
+    recipe.codes = a.q_out.dtype == DType::bf16 ? Codes::bf16 : a.q_out.dtype == DType::f16 ? Codes::f16 : Codes::f32;
   }
   return recipe;
 }
@@ -55,7 +53,8 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   if (exec.strict) raise_if_wild("quantize_q", positions_outside(a.rope, rows));
   const Recipe recipe = query_recipe(a);
   const WeightScale scaled(a);
-  const int64_t in_bytes = float_bytes(a.q.dtype), out_bytes = recipe.codes == Codes::fp8 ? 1 : float_bytes(a.q_out.dtype);
+  const int64_t in_bytes = float_bytes(a.q.dtype),
+                out_bytes = recipe.codes == Codes::fp8 ? 1 : float_bytes(a.q_out.dtype);
   const auto work = [&](const Share& share, Counts& counts) {
     Producer::Stack stack;
     const Producer produce(recipe, Norm{}, a.rope, stack, exec, share.rank);

@@ -83,7 +83,8 @@ size_t least_bytes(const Extents& e) { return table_bytes(e) + scratch_bytes(e, 
 
 size_t wanted_bytes(const Extents& e) {
   const int64_t parts = kWantedWorkers * 4 * std::clamp<int64_t>(e.rows, 1, 8);
-  const size_t all = table_bytes(e) + kWantedWorkers * scratch_bytes(e, most_rows(e)) + static_cast<size_t>(parts) * part_bytes(e);
+  const size_t all =
+      table_bytes(e) + kWantedWorkers * scratch_bytes(e, most_rows(e)) + static_cast<size_t>(parts) * part_bytes(e);
   return std::max(least_bytes(e), std::min(all, kMostBytes));
 }
 
@@ -101,7 +102,8 @@ Room make_room(const Extents& e, void* workspace, size_t bytes, int32_t rank, in
   // A row group as large as fits beside room for parts; then as many workers as fit.
   const size_t left = arena.left();
   room.row_block = most_rows(e);
-  while (room.row_block > 1 && scratch_bytes(e, room.row_block) * static_cast<size_t>(size) > left / 4 * 3) room.row_block /= 2;
+  while (room.row_block > 1 && scratch_bytes(e, room.row_block) * static_cast<size_t>(size) > left / 4 * 3)
+    room.row_block /= 2;
   const size_t each = scratch_bytes(e, room.row_block);
   room.workers = std::clamp<int64_t>(static_cast<int64_t>(left / each), 1, size);
   char* scratch = arena.take<char>(room.workers * static_cast<int64_t>(each));

@@ -22,12 +22,12 @@ struct Extents {
 struct Scratch {
   Tile tile;
   PackedQueries queries;
-  SinkBuffers* sinks;    ///< [row_block]
-  int32_t* accepted;     ///< [kTakeKeys]
-  int32_t* candidates;   ///< sorted ids of one row
-  uint64_t* words;       ///< [topk], for order by score
-  float* scores;         ///< [kTakeKeys], given scores widened
-  int32_t* positions;    ///< [kTakeKeys]
+  SinkBuffers* sinks;   ///< [row_block]
+  int32_t* accepted;    ///< [kTakeKeys]
+  int32_t* candidates;  ///< sorted ids of one row
+  uint64_t* words;      ///< [topk], for order by score
+  float* scores;        ///< [kTakeKeys], given scores widened
+  int32_t* positions;   ///< [kTakeKeys]
 };
 constexpr int64_t kTakeKeys = 512;  // most keys that a sink takes at once
 

@@ -43,7 +43,8 @@ class Pages {
 class RequestCursor {
  public:
   explicit RequestCursor(const Tensor& starts) : starts_(starts), requests_(starts.shape[0] - 1) {
-    for (int64_t b = 0; b < requests_; ++b) ascending_ = ascending_ && integer_at(starts, b) <= integer_at(starts, b + 1);
+    for (int64_t b = 0; b < requests_; ++b)
+      ascending_ = ascending_ && integer_at(starts, b) <= integer_at(starts, b + 1);
   }
   int64_t find(int64_t row) {
     if (!ascending_) at_ = 0;
@@ -80,7 +81,8 @@ class RowExpander {
     ExpandedRow x;
     x.request = cursor_.find(row);
     if (x.request < 0) return x;
-    const int64_t first = integer_at(a_.query_start, x.request), count = integer_at(a_.query_start, x.request + 1) - first;
+    const int64_t first = integer_at(a_.query_start, x.request),
+                  count = integer_at(a_.query_start, x.request + 1) - first;
     x.position = integer_at(a_.seq_lens, x.request) - count + row - first;
     if (x.position < 0) x.position = -1;  // more query rows than tokens: nothing to see, nothing to store
     const int64_t visible = divide_.quotient(x.position + 1);

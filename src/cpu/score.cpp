@@ -81,7 +81,8 @@ class LogitsPass {
     const RowFact fact = room_.table.facts[r] = measure(row);
     counts_.add(kRows);
     if (job_.clean) hide(row, 0, job_.width);
-    if (!job_.clean && (fact.live < fact.size() || job_.mask.data != nullptr)) hide(row, std::max<int64_t>(fact.start, 0), std::min(fact.end, job_.width));
+    if (!job_.clean && (fact.live < fact.size() || job_.mask.data != nullptr))
+      hide(row, std::max<int64_t>(fact.start, 0), std::min(fact.end, job_.width));
   }
 
   /// -inf in columns [first, last).
@@ -114,7 +115,8 @@ class LogitsPass {
         for (int64_t k = a; k < b; ++k) write(row + i, positions[k], s.tile.scores()[k]);
       }
     };
-    for_each_chunk(job_.source, facts[0].table_row, task.first_key, task.last_key, [&](const Chunk& c) { s.tile.push(job_.source, c, flush); });
+    for_each_chunk(job_.source, facts[0].table_row, task.first_key, task.last_key,
+                   [&](const Chunk& c) { s.tile.push(job_.source, c, flush); });
     s.tile.drain(flush);
   }
 
@@ -145,8 +147,8 @@ void run_logits(LogitsJob& job, const Exec& exec) {
     if (found == 0) pass.run();
     if (member.rank() == 0 || exec.team != nullptr) wild = found;
   };
-  const double work = static_cast<double>(job.rows.count) * static_cast<double>(job.width) * static_cast<double>(job.extents.heads) *
-                      static_cast<double>(job.extents.head_dim);
+  const double work = static_cast<double>(job.rows.count) * static_cast<double>(job.width) *
+                      static_cast<double>(job.extents.heads) * static_cast<double>(job.extents.head_dim);
   run_team(exec, team_size(exec, static_cast<int64_t>(std::min(work / 4e6, 1e6)) + 1), body);
   if (wild > 0) raise_wild(job.op, wild);
 }

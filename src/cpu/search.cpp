@@ -68,16 +68,19 @@ class Pass {
     num_candidates_ = sort_candidates(job_.admit, fact, row, room_.scratch.candidates);
     fact.live = 0;
     int64_t unreadable = 0;
-    const int64_t cut = for_each_run(job_.admit, fact, room_.scratch.candidates, num_candidates_, [&](int64_t a, int64_t b) {
-      unreadable += for_each_chunk(job_.source, fact.table_row, a, b, [&](const Chunk& c) { fact.live += c.count - hidden(row, c); });
-    });
+    const int64_t cut =
+        for_each_run(job_.admit, fact, room_.scratch.candidates, num_candidates_, [&](int64_t a, int64_t b) {
+          unreadable += for_each_chunk(job_.source, fact.table_row, a, b,
+                                       [&](const Chunk& c) { fact.live += c.count - hidden(row, c); });
+        });
     counts_.add(kSkippedPages, cut + unreadable);
   }
 
   int64_t hidden(int64_t row, const Chunk& c) const {
     int64_t n = 0;
     float addend = 0.0f;
-    for (int64_t i = 0; job_.admit.mask.data != nullptr && i < c.count; ++i) n += masked(job_.admit.mask, row, c.first + i, &addend);
+    for (int64_t i = 0; job_.admit.mask.data != nullptr && i < c.count; ++i)
+      n += masked(job_.admit.mask, row, c.first + i, &addend);
     return n;
   }
 
@@ -127,7 +130,8 @@ class Pass {
     RowSink sinks[kRowBlock];
     for (int64_t i = 0; i < task.num_rows; ++i) {
       const int64_t row = first_row_ + task.first_row + i;
-      sinks[i].start(fact_of(task, i), row, row_limit(job_, row), job_.admit, job_.out, exec_.stats != nullptr, buffers_of(task, i));
+      sinks[i].start(fact_of(task, i), row, row_limit(job_, row), job_.admit, job_.out, exec_.stats != nullptr,
+                     buffers_of(task, i));
     }
     if (job_.scores != nullptr) {
       walk_scores(task, sinks[0]);
@@ -137,7 +141,8 @@ class Pass {
     for (int64_t i = 0; i < task.num_rows; ++i) {
       sinks[i].finish(task.slice + 1 == task.slices);
       if (task.part < 0) {
-        answer(first_row_ + task.first_row + i, fact_of(task, i), sinks[i].entries(), sinks[i].blocks(), sinks[i].forced(), sinks[i].cut());
+        answer(first_row_ + task.first_row + i, fact_of(task, i), sinks[i].entries(), sinks[i].blocks(),
+               sinks[i].forced(), sinks[i].cut());
       } else {
         room_.parts[part_of(task, i)] = {sinks[i].entries().size, sinks[i].blocks().size, sinks[i].cut()};
       }
@@ -184,7 +189,8 @@ class Pass {
     const RowFact& fact = fact_of(task, 0);
     const int64_t n = sort_candidates(job_.admit, fact, row, s.candidates);
     for_each_run(job_.admit, fact, s.candidates, n, [&](int64_t first, int64_t last) {
-      for (int64_t at = std::max(first, task.first_key), end = std::min(last, task.last_key); at < end; at += kTakeKeys) {
+      for (int64_t at = std::max(first, task.first_key), end = std::min(last, task.last_key); at < end;
+           at += kTakeKeys) {
         const int64_t m = std::min(kTakeKeys, end - at);
         for (int64_t i = 0; i < m; ++i) s.positions[i] = static_cast<int32_t>(at + i);
         sink.take(given_scores(row, at, m), s.positions, m, s.accepted, counts_);
@@ -203,10 +209,12 @@ class Pass {
     return room_.scratch.scores;
   }
 
-  void answer(int64_t row, const RowFact& fact, const Entries& entries, const Entries& blocks, const Forced& forced, const Cut& cut) {
+  void answer(int64_t row, const RowFact& fact, const Entries& entries, const Entries& blocks, const Forced& forced,
+              const Cut& cut) {
     counts_.add(kTiedCuts, cut.tied);
     if (job_.topk > 0) emit_row(emitter_, row, fact, entries, forced, room_.scratch.words, counts_);
-    if (job_.out.blocks.data != nullptr && !emitter_.dry) emit_blocks(job_.out.blocks, row, blocks.position, blocks.size);
+    if (job_.out.blocks.data != nullptr && !emitter_.dry)
+      emit_blocks(job_.out.blocks, row, blocks.position, blocks.size);
   }
 
   /// Rows of sliced groups, dealt to the workers in turn.
@@ -258,7 +266,8 @@ void Pass::merge_row(const Task& first, int64_t i) {
     cut.tied = cut.tied || (own.tied && (cut.key == own.key || cut.key == 0));
   }
   if (job_.extents.blocks > 0) {
-    best_blocks.size = select_best(blocks, first.slices, job_.extents.blocks, forced_block(fact, job_.out.block_size), best_blocks, &unused);
+    best_blocks.size = select_best(blocks, first.slices, job_.extents.blocks, forced_block(fact, job_.out.block_size),
+                                   best_blocks, &unused);
   }
   answer(row, fact, best, best_blocks, forced, cut);
 }

@@ -13,7 +13,8 @@ namespace {
 int64_t bounded(int64_t keys, const Rows& rows) { return rows.max_len > 0 ? std::min(keys, rows.max_len) : keys; }
 
 /// The part of a job that all four operations share.
-Job make_job(const char* op, const Rows& rows, const Admit& admit, int64_t topk, const Selection& out, const Source& source) {
+Job make_job(const char* op, const Rows& rows, const Admit& admit, int64_t topk, const Selection& out,
+             const Source& source) {
   Job job{};
   job.op = op;
   job.rows = rows;
@@ -36,7 +37,8 @@ void add_query(Job& job, const Query& q) {
   job.extents.format = job.source.format;
 }
 
-Job scores_job(const char* op, const Tensor& scores, const Rows& rows, const Admit& admit, int64_t topk, const Selection& out) {
+Job scores_job(const char* op, const Tensor& scores, const Rows& rows, const Admit& admit, int64_t topk,
+               const Selection& out) {
   Source columns{};
   columns.count = scores.shape[1];
   Job job = make_job(op, rows, admit, topk, out, columns);
@@ -48,7 +50,8 @@ Job scores_job(const char* op, const Tensor& scores, const Rows& rows, const Adm
 
 size_t search_workspace_bytes(Op op, const Shape& shape) {
   if (op == Op::merge_topk) return merge_workspace_bytes(shape.keys, shape.topk);
-  Extents e{shape.rows, shape.keys, shape.scored ? shape.heads : 0, shape.head_dim, shape.topk, shape.blocks, 0, shape.format};
+  Extents e{shape.rows, shape.keys,  shape.scored ? shape.heads : 0, shape.head_dim, shape.topk, shape.blocks,
+            0,          shape.format};
   if (shape.candidates >= 0) e.candidates = shape.candidates + 1;
   return wanted_bytes(e);
 }

@@ -20,8 +20,8 @@ Forced forced_block(const RowFact& fact, int64_t block_size) {
   return f;
 }
 
-void RowSink::start(const RowFact& fact, int64_t row, int64_t topk, const Admit& admit, const Selection& out, bool count_all,
-                    const SinkBuffers& buffers) {
+void RowSink::start(const RowFact& fact, int64_t row, int64_t topk, const Admit& admit, const Selection& out,
+                    bool count_all, const SinkBuffers& buffers) {
   fact_ = &fact;
   admit_ = &admit;
   row_ = row;
@@ -31,8 +31,8 @@ void RowSink::start(const RowFact& fact, int64_t row, int64_t topk, const Admit&
   in_block_ = false;
   block_id_ = -1;
   if (block_size_ > 0) {
-    blocks_.reset(buffers.block_score, buffers.block_id, buffers.block_capacity, out.blocks.shape[1], forced_block(fact, block_size_),
-                  false);
+    blocks_.reset(buffers.block_score, buffers.block_id, buffers.block_capacity, out.blocks.shape[1],
+                  forced_block(fact, block_size_), false);
   }
 }
 

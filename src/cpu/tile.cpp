@@ -35,12 +35,10 @@ int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step;
 
 }  // namespace
 
-int64_t head_blocks_of(int64_t heads) { return round_up(heads, kernels().head_block) / kernels().head_block; }
-
 PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim) {
   PackedQueries p{};
-  p.head_blocks = head_blocks_of(heads);
-  p.weight_step = p.head_blocks * kernels().head_block;
+  p.heads = heads;
+  p.weight_step = round_up(heads, kernels().head_block);
   p.value_step = p.weight_step * head_dim;
   p.values = arena.take<float>(rows * p.value_step);
   p.weights = arena.take<float>(rows * p.weight_step);
@@ -89,7 +87,8 @@ void Tile::append(const Source& source, const Chunk& chunk, int64_t n) {
     positions_[size_ + i] = static_cast<int32_t>(chunk.first + i);
   }
   if (format_ == KeyFormat::fp8) {
-    for (int64_t i = 0; i < n; ++i) std::memcpy(kscale_ + size_ + i, chunk.scales + i * source.scale_step, sizeof(float));
+    for (int64_t i = 0; i < n; ++i)
+      std::memcpy(kscale_ + size_ + i, chunk.scales + i * source.scale_step, sizeof(float));
   }
   size_ += n;
 }
@@ -106,8 +105,9 @@ void Tile::decode() {
 void Tile::score(const PackedQueries& q, int64_t at, int64_t first, int64_t last) {
   const int64_t panel = kernels().panel_keys;
   const int64_t p = first / panel, count = (last + panel - 1) / panel - p;
-  kernels().score(panels_ + p * panel * head_dim_, count, head_dim_, q.values + at * q.value_step, q.weights + at * q.weight_step,
-                  q.head_blocks, format_ == KeyFormat::fp8 ? kscale_ + p * panel : nullptr, scores_ + p * panel);
+  kernels().score(panels_ + p * panel * head_dim_, count, head_dim_, q.values + at * q.value_step,
+                  q.weights + at * q.weight_step, q.heads, format_ == KeyFormat::fp8 ? kscale_ + p * panel : nullptr,
+                  scores_ + p * panel);
 }
 
 }  // namespace topkey::cpu

@@ -12,13 +12,12 @@
 
 namespace topkey::cpu {
 
-/// Query rows packed for the kernels: [blocks][dim][head_block] f32, heads padded with zero heads of weight 0 (which change no bit).
+/// Query rows packed for the kernels: [blocks][dim][head_block] f32, the last block padded with heads that no sum takes.
 struct PackedQueries {
   float* values;   ///< [rows][blocks * dim * head_block]
   float* weights;  ///< [rows][blocks * head_block]
-  int64_t value_step, weight_step, head_blocks;
+  int64_t value_step, weight_step, heads;
 };
-int64_t head_blocks_of(int64_t heads);
 PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim);
 void pack_query(const Query& q, int64_t row, int64_t head_dim, int64_t at, const PackedQueries& packed);
 

@@ -46,8 +46,8 @@ def problems(root):
             bases = [path.parent] * (found[1] == '"') + [root / "include", root / "src", root]
             inside = next((b / target for b in bases if (b / target).is_file()), None)
             if inside is None:
-                if found[1] == '"' or not re.fullmatch(row[2], target):
-                    yield where + f"must not include <{target}> (or no such file)"
+                if not re.fullmatch(row[2], target):
+                    yield where + f"must not include {target} (or no such file)"
                 continue
             inner = inside.resolve().relative_to(root).as_posix()
             if not re.fullmatch(project, inner):

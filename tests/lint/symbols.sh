@@ -7,7 +7,7 @@ set -uo pipefail
 # C stdio on the standard streams, the ends of a process, failed assertions, and <iostream>. std::terminate is not in the list:
 # compilers call it for noexcept.
 forbidden='stdout|stderr|stdin|(v|f|vf|d|vd)?printf|__(v|f|vf)?printf_chk|f?puts|f?putc|putchar|_IO_putc|fwrite|perror|psignal'
-forbidden+='|abort|exit|_exit|_Exit|quick_exit|__assert_fail|_ZSt21__glibcxx_assert_fail.*|_ZSt(3cin|4cout|4cerr|4clog)|_ZNSt8ios_base4Init.*'
+forbidden+='|abort|exit|_exit|_Exit|quick_exit|__assert_fail|_ZSt21__glibcxx_assert_fail.*|_ZSt(3cin|4cout|4cerr|4clog)|_ZNSt8ios_base4Init.*|_ZN3hwy5Abort.*'
 faults=0
 
 report() {  # report TITLE LINES

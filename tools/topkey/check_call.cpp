@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "chunks.h"
+#include "command.h"
 #include "study.h"
 #include "support/array.h"
 #include "support/run.h"
@@ -303,7 +304,7 @@ std::vector<Finding> check_trace(const std::shared_ptr<const Trace>& trace, cons
   for (const std::string& backend : backends) {
     Exec exec{};
     exec.backend = backend.c_str();
-    if (const char* reason = support::args_unsupported(call.args(), exec)) {
+    if (const std::string reason = why_not(call.args(), exec); !reason.empty()) {
       findings.push_back({backend, {}, reason});
       continue;
     }

@@ -7,6 +7,9 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <variant>
+
+#include "support/run.h"
 
 namespace topkey::cli {
 namespace {
@@ -42,13 +45,26 @@ std::vector<std::string> usable_backends(const std::string& forced) {
   return names;
 }
 
+std::string why_not(const support::CallArgs& args, const Exec& exec) {
+  const char* reason = support::args_unsupported(args, exec);
+  if (reason == nullptr) return "";
+  const std::string kept = reason;
+  try {
+    // Throws before anything is written, and only the call itself says of which kind the reason is.
+    std::visit([&](const auto& a) { support::launch(a, exec); }, args);
+  } catch (const Error& error) {
+    if (error.status() == Status::invalid_argument) throw;
+  }
+  return kept;
+}
+
 std::string choose_backend(const support::CallArgs& args, const std::string& forced) {
   std::string reason = "no backend can be used here";
   for (const std::string& name : usable_backends(forced)) {
     Exec exec{};
     exec.backend = name.c_str();
-    const char* why = support::args_unsupported(args, exec);
-    if (why == nullptr) return name;
+    const std::string why = why_not(args, exec);
+    if (why.empty()) return name;
     reason = fmt::format("backend {} cannot run this: {}", name, why);
   }
   throw Failure(reason, kUnusable);

@@ -33,6 +33,7 @@ void check(const support::ProblemSpec& spec) {
   const double values = static_cast<double>(spec.keys) * spec.head_dim * spec.requests + static_cast<double>(spec.rows) * spec.heads * spec.head_dim;
   if (values > kLimit / 16) throw Failure("make-trace: this would be more than 4 GB of data on the way");
   if (spec.exact && (spec.heads > 128 || spec.head_dim > 128)) throw Failure("make-trace: exact inputs have at most 128 heads and 128 dims");
+  if (spec.scale == ScaleRule::f32 && spec.format != KeyFormat::fp8) throw Failure("make-trace: scale f32 is for fp8 keys");
   if (spec.head_dim % dim_multiple(spec.format) != 0) {
     throw Failure(fmt::format("make-trace: head-dim must be a multiple of {} for {}, got {}", dim_multiple(spec.format), format_name(spec.format), spec.head_dim));
   }

@@ -172,6 +172,7 @@ void producer(const Sample& sample, Random& random, Trace& trace) {
 void gather(const Sample& sample, Trace& trace) {
   support::ProblemSpec spec = sample.spec;
   spec.paged = true;
+  spec.table_per_row = false;
   const support::Problem p = support::make_problem(spec);
   std::vector<int32_t> indptr{0};
   for (const int64_t len : p.lens) indptr.push_back(indptr.back() + static_cast<int32_t>(len));
@@ -214,8 +215,8 @@ Sample random_sample(const std::string& op, uint64_t seed) {
   spec.keys = spec.heads >= 32 ? random.between(1, 150) : random.between(1, 700);
   spec.pattern = random.chance(0.4) ? support::Pattern::normal : static_cast<support::Pattern>(random.below(support::kNumPatterns));
   spec.exact = random.chance(0.5);
-  spec.scale = random.chance(0.5) ? ScaleRule::ue8m0 : ScaleRule::f32;
-  spec.windows = static_cast<support::Windows>(random.below(3));
+  spec.scale = spec.format == KeyFormat::fp8 && random.chance(0.5) ? ScaleRule::f32 : ScaleRule::ue8m0;
+  spec.windows = static_cast<support::Windows>(random.below(4));
   spec.length_not_end = random.chance(0.3);
   spec.requests = static_cast<int32_t>(random.between(1, 4));
   spec.page_size = static_cast<int32_t>(pick(1, 2, 16, 48, 64));

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The layer: a configuration and one step. Insert, search, shared output buffer, in the engines' order. No memory of its own, const,
+// re-entrant; on a GPU capturable.
+#pragma once
+#include "topkey/cache.h"
+#include "topkey/search.h"
+
+namespace topkey {
+
+/// Two-level selection: a source layer publishes its best candidate blocks, later layers (consumers) score only those.
+enum class CandidateRole : int32_t { none, source, consumer };
+
+struct IndexerConfig {
+  uint32_t struct_size;
+  int32_t heads, head_dim, topk;
+  int32_t ratio;  ///< tokens a key row (0 = 1); lengths given to a step count key rows all the same
+  KeyFormat format;
+  ScaleRule scale;
+  CandidateRole role;
+  int32_t candidate_block_size, candidate_topk_blocks;
+  int32_t force_first, force_last;
+};
+
+/// Upper bounds over all steps.
+struct IndexerLimits {
+  uint32_t struct_size;
+  int64_t max_rows, max_requests;
+  int64_t max_len;  ///< key rows of a request
+  int32_t max_next_n;
+};
+
+/// Rows 0..num_decode_rows-1 are decode rows, the others prefill; all are answered by one search.
+struct IndexerStep {
+  uint32_t struct_size;
+  Tensor k, k_scales, slot_mapping;  ///< as in StoreK; k absent: the cache was written elsewhere
+  Norm norm;
+  Rope rope;
+  bool hadamard;
+  Query q;
+  PagedKeys keys;
+  Rows rows;
+  int64_t num_decode_rows;
+  Tensor candidates;  ///< i32 [>=R,C]: written by a source, read by a consumer
+  Selection out;      ///< rows.count rows are written, no other row of the buffer; blocks are given by `candidates`
+  bool cleared;       ///< the buffer's rows already hold -1: columns beyond topk are left alone
+  bool skip_step;     ///< do nothing: the buffer is left as it is
+};
+
+class SparseAttnIndexer {
+ public:
+  /// Throws where the configuration makes no sense, whatever the step.
+  explicit SparseAttnIndexer(const IndexerConfig& config) : config_(config) {
+    const auto c_config = border::to_c<topkey_indexer_config>(config_);
+    border::check(topkey_indexer_check(&c_config));
+  }
+
+  /// Workspace of the worst step within the limits. Never shrinks when a limit grows.
+  size_t workspace_bytes(const IndexerLimits& limits, const Exec& exec) const {
+    const auto c_config = border::to_c<topkey_indexer_config>(config_);
+    const auto c_limits = border::to_c<topkey_indexer_limits>(limits);
+    const auto c_exec = border::to_c<topkey_exec>(exec);
+    const size_t bytes = topkey_indexer_workspace_bytes(&c_config, &c_limits, &c_exec);
+    if (bytes == SIZE_MAX) border::check(topkey_last_status());
+    return bytes;
+  }
+
+  /// In this order: unless `cleared`, all columns of rows [0, rows.count) of the index and slot buffers become -1; keys are stored; every row
+  /// is answered. Throws before anything is written.
+  void forward(const IndexerStep& step, const Exec& exec) const {
+    const auto c_config = border::to_c<topkey_indexer_config>(config_);
+    const auto c_step = border::to_c<topkey_indexer_step>(step);
+    const auto c_exec = border::to_c<topkey_exec>(exec);
+    border::check(topkey_indexer_forward(&c_config, &c_step, &c_exec));
+  }
+
+  const IndexerConfig& config() const noexcept { return config_; }
+
+ private:
+  IndexerConfig config_;
+};
+
+}  // namespace topkey

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The layer as a table of contents: clear the buffer, store the keys, answer the rows. Each stage is the public operation.
+#include "indexer.h"
+
+#include <algorithm>
+
+#include "check.h"
+
+namespace topkey::layer {
+namespace {
+
+StoreK store_args(const IndexerConfig& config, const IndexerStep& step) {
+  StoreK a{};
+  a.k = step.k;
+  a.k_scales = step.k_scales;
+  a.norm = step.norm;
+  a.rope = step.rope;
+  a.hadamard = step.hadamard;
+  a.scale = config.scale;
+  a.slot_mapping = step.slot_mapping;
+  a.cache = step.keys.cache;
+  return a;
+}
+
+PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
+  PagedMqaTopk a{};
+  a.q = step.q;
+  a.keys = step.keys;
+  a.rows = step.rows;
+  a.topk = config.topk;
+  a.admit.force_first = config.force_first;
+  a.admit.force_last = config.force_last;
+  a.out = step.out;
+  if (config.role == CandidateRole::source) {
+    a.out.blocks = step.candidates;
+    a.out.block_size = config.candidate_block_size;
+  } else if (config.role == CandidateRole::consumer) {
+    a.admit.candidates = step.candidates;
+    a.admit.candidate_block_size = config.candidate_block_size;
+  }
+  return a;
+}
+
+/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers. Host memory; the CUDA backend has its own.
+void clear_rows(const Tensor& t, int64_t rows) {
+  for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
+    int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
+    std::fill(cells, cells + t.shape[1], -1);
+  }
+}
+
+void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& step) {
+  const KeyCache& cache = step.keys.cache;
+  c.require(cache.format == config.format, "keys.cache.format",
+            std::string("the configured ") + format_name(config.format), format_name(cache.format));
+  c.require(cache.head_dim == config.head_dim, "keys.cache.head_dim",
+            "the configured " + std::to_string(config.head_dim), std::to_string(cache.head_dim));
+  c.require(step.rows.count == 0 || step.q.values.shape[1] == config.heads, "q.values",
+            "of the configured " + std::to_string(config.heads) + " heads", describe(step.q.values));
+  c.number("num_decode_rows", step.num_decode_rows, 0, step.rows.count);
+  c.absent("out.blocks", step.out.blocks, "(the layer gives `candidates`)");
+  if (config.role == CandidateRole::none) {
+    c.absent("candidates", step.candidates, "without a candidate role");
+  } else {
+    c.tensor("candidates", step.candidates, kI32, {at_least(step.rows.count), at_least(config.candidate_topk_blocks)},
+             kUnit);
+  }
+  if (!c.has(step.k)) c.absent("slot_mapping", step.slot_mapping, "without k");
+}
+
+}  // namespace
+
+void check(const IndexerConfig& config) {
+  const Check c("indexer", Mode::call);
+  c.number("heads", config.heads, 1, 65536);
+  c.number("head_dim", config.head_dim, 1, 65536);
+  c.number("topk", config.topk, 1, kMaxKeys);
+  c.number("ratio", config.ratio, 0, kMaxKeys);
+  c.number("format", static_cast<int64_t>(config.format), 0, static_cast<int64_t>(KeyFormat::q8_0));
+  c.number("scale", static_cast<int64_t>(config.scale), 0, 1);
+  c.number("role", static_cast<int64_t>(config.role), 0, 2);
+  c.number("force_first", config.force_first, 0, kMaxKeys);
+  c.number("force_last", config.force_last, 0, kMaxKeys);
+  if (config.role == CandidateRole::none) return;
+  c.number("candidate_block_size", config.candidate_block_size, 1, kMaxKeys);
+  c.number("candidate_topk_blocks", config.candidate_topk_blocks, 1, kMaxKeys);
+}
+
+size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const Exec& exec) {
+  check(config);
+  const Check c("indexer_workspace_bytes", Mode::query);
+  c.number("max_rows", limits.max_rows, 0, kMaxKeys);
+  c.number("max_requests", limits.max_requests, 0, kMaxKeys);
+  c.number("max_len", limits.max_len, 0, kMaxKeys);
+  c.number("max_next_n", limits.max_next_n, 0, kMaxKeys);
+  const KeyFormat f = config.format;
+  const int64_t rows = limits.max_rows, dim = config.head_dim;
+  IndexerStep step{};
+  step.keys.cache = {tensor(nullptr, DType::u8, {1, row_bytes(f, dim)}), f, Layout::planar, 1, config.head_dim};
+  step.keys.block_table = tensor(nullptr, DType::i32, {std::max<int64_t>(limits.max_requests, rows), limits.max_len});
+  const bool codes = f == KeyFormat::fp8 || f == KeyFormat::mxfp4;
+  step.q.values =
+      tensor(nullptr, codes ? DType::u8 : DType::f32, {rows, config.heads, f == KeyFormat::mxfp4 ? dim / 2 : dim});
+  if (f == KeyFormat::mxfp4) step.q.scales = tensor(nullptr, DType::u8, {rows, config.heads, dim / 32});
+  step.q.weights = tensor(nullptr, DType::f32, {rows, config.heads});
+  step.rows.count = rows;
+  step.rows.end = tensor(nullptr, DType::i32, {rows});
+  step.rows.request = tensor(nullptr, DType::i32, {rows});
+  // Every optional output at once: the worst that a step can ask for.
+  const Tensor columns = tensor(nullptr, DType::i32, {rows, config.topk});
+  step.out.indices = step.out.slots = columns;
+  step.out.scores = tensor(nullptr, DType::f32, {rows, config.topk});
+  step.out.slot_map = {step.keys.block_table, false, 1};
+  step.candidates = tensor(nullptr, DType::i32, {rows, std::max(config.candidate_topk_blocks, 1)});
+  StoreK store = store_args(config, step);
+  store.k = tensor(nullptr, DType::f32, {rows, dim});
+  store.slot_mapping = tensor(nullptr, DType::i64, {rows});
+  return std::max(paged_mqa_topk_workspace_bytes(search_args(config, step), exec),
+                  store_k_workspace_bytes(store, exec));
+}
+
+void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& exec) {
+  if (step.skip_step) return;
+  check(config);
+  const Check c("indexer_forward", Mode::call);
+  check_step(c, config, step);
+  const PagedMqaTopk search = search_args(config, step);
+  const StoreK store = store_args(config, step);
+  // Both stages are checked before either writes.
+  const bool stores = c.has(step.k);
+  const char* why = paged_mqa_topk_unsupported(search, exec);
+  if (why == nullptr && stores) why = store_k_unsupported(store, exec);
+  if (why != nullptr) throw Error(Status::invalid_argument, why);
+  c.require(exec.workspace_bytes >= paged_mqa_topk_workspace_bytes(search, exec), "exec.workspace_bytes",
+            "that of the layer's limits", std::to_string(exec.workspace_bytes));
+  // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
+  const bool alone = exec.team == nullptr;
+  if (!step.cleared && (alone || exec.team->rank == 0)) {
+    clear_rows(step.out.indices, step.rows.count);
+    clear_rows(step.out.slots, step.rows.count);
+  }
+  if (!step.cleared && !alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
+  if (stores) store_k(store, exec);
+  paged_mqa_topk(search, exec);
+}
+
+}  // namespace topkey::layer
