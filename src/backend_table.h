@@ -52,6 +52,7 @@ struct Backend {
   Device device;
   bool one_thread;                                ///< under a caller's team, rank 0 does the work and the others wait
   const char* (*unusable)();                      ///< on this machine; null = usable
+  const char* (*detail)();                        ///< what it found there, "" = nothing to say
   const char* (*why_not)(Op, const Shape&);       ///< null = runs
   const char* (*arithmetic)(KeyFormat, DType q);  ///< null = cannot score these
   const char* const* strategies;                  ///< selection strategies it knows, ended by null

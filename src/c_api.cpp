@@ -159,6 +159,10 @@ const char* topkey_backend_unusable(int32_t index) {
   return index >= 0 && index < kNumBackends ? kBackends[index]->unusable() : "this build has no such backend";
 }
 
+const char* topkey_backend_detail(int32_t index) {
+  return index >= 0 && index < kNumBackends ? kBackends[index]->detail() : "";
+}
+
 const char* topkey_arithmetic(const char* backend, topkey_key_format format, topkey_dtype q_dtype) {
   const Backend* b = find_backend(backend);
   if (b == nullptr || !can_pair(static_cast<KeyFormat>(format), static_cast<DType>(q_dtype))) return nullptr;

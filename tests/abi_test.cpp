@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The C border. Layout: every C struct and its C++ twin have the same fields at the same offsets, and the lists here
-// forget none, since each list must tile its struct. Behaviour: enumerations, struct_size, null pointers, last_error
-// per thread, versions.
+// The C border at work: struct_size, null pointers, last_error and last_status per thread, versions, backends, and a C11
+// translation unit (abi_c.c). Its layout is held by abi_layout_test.cpp.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <regex>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "topkey/topkey.h"
@@ -20,154 +21,7 @@ extern "C" const char* topkey_abi_c_check(void);
 
 namespace {
 
-struct Field {
-  size_t offset, size, align;
-  constexpr bool operator==(const Field& o) const { return offset == o.offset && size == o.size && align == o.align; }
-};
-
-/// Fields in order, each at the first address that its alignment allows, the last one at the end: then none is missing.
-template <size_t N>
-constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t align) {
-  const auto up = [](size_t x, size_t to) { return (x + to - 1) / to * to; };
-  size_t next = 0;
-  for (const Field& f : fields) {
-    if (f.offset != up(next, f.align)) return false;
-    next = f.offset + f.size;
-  }
-  return size == up(next, align);
-}
-
-#define FIELD_OF(S, name) Field{offsetof(S, name), sizeof(S::name), alignof(decltype(S::name))},
-#define C_FIELD(name) FIELD_OF(C, name)
-#define CPP_FIELD(name) FIELD_OF(Cpp, name)
-#define CHECK_TWIN(CStruct, CppStruct, FIELDS)                                                               \
-  namespace twin_##CStruct {                                                                                 \
-    using C = ::CStruct;                                                                                     \
-    using Cpp = topkey::CppStruct;                                                                           \
-    constexpr std::array c_fields{FIELDS(C_FIELD)};                                                          \
-    constexpr std::array cpp_fields{FIELDS(CPP_FIELD)};                                                      \
-    static_assert(c_fields == cpp_fields, #CStruct ": same fields, same offsets");                           \
-    static_assert(sizeof(C) == sizeof(Cpp) && alignof(C) == alignof(Cpp), #CStruct ": same size");           \
-    static_assert(tiles(c_fields, sizeof(C), alignof(C)), #CStruct ": the list names every field in order"); \
-    static_assert(std::is_standard_layout_v<Cpp> && std::is_trivial_v<Cpp> && std::is_aggregate_v<Cpp>,      \
-                  "crosses a border");                                                                       \
-  }
-
-// The tool sees casts in these lists.
-// clang-format off
-#define TENSOR(F) F(data) F(shape) F(stride) F(ndim) F(dtype)
-#define TEAM(F) F(rank) F(size) F(barrier) F(ctx)
-#define DENSE_KEYS(F) F(values) F(scales) F(format)
-#define KEY_CACHE(F) F(pages) F(format) F(layout) F(page_size) F(head_dim)
-#define SHARD(F) F(rank) F(world_size) F(interleave)
-#define PAGED_KEYS(F) F(cache) F(shard) F(block_table) F(table_per_row)
-#define QUERY(F) F(values) F(scales) F(weights)
-#define ROWS(F) F(count) F(end) F(length) F(start) F(request) F(q_indptr) F(next_n) F(max_len)
-#define ADMIT(F) F(candidates) F(candidate_block_size) F(mask) F(force_first) F(force_last)
-#define SLOT_MAP(F) F(block_table) F(table_per_row) F(page_size)
-#define SELECTION(F) \
-  F(indices) F(slots) F(scores) F(counts) F(blocks) F(block_size) F(index_base) F(slot_map) F(order) F(fill) \
-  F(fill_value)
-#define NORM(F) F(kind) F(weight) F(bias) F(eps)
-#define ROPE(F) F(positions) F(cos_sin) F(dim) F(interleaved) F(trailing)
-#define EXEC(F) \
-  F(struct_size) F(device) F(device_id) F(stream) F(workspace) F(workspace_bytes) F(backend) F(max_sms) F(threads) \
-  F(team) F(stats) F(flags) F(arithmetic) F(strategy) F(strict)
-#define EXPAND_ROWS(F) \
-  F(struct_size) F(query_start) F(seq_lens) F(ratio) F(shard) F(block_table) F(page_size) F(capacity) \
-  F(row_request) F(lens) F(positions) F(slots)
-#define TO_SLOTS(F) \
-  F(struct_size) F(indices) F(row_request) F(block_table) F(page_size) F(shard) F(compact) F(slots) F(counts)
-#define QUANTIZE_Q(F) \
-  F(struct_size) F(q) F(weights) F(softmax_scale) F(head_scale) F(rule) F(rope) F(hadamard) F(format) \
-  F(q_out) F(q_scales_out) F(weights_out)
-#define QUANTIZE_K(F) F(struct_size) F(k) F(norm) F(rope) F(hadamard) F(scale) F(rule) F(out)
-#define STORE_K(F) \
-  F(struct_size) F(k) F(k_scales) F(norm) F(rope) F(hadamard) F(scale) F(rule) F(slot_mapping) F(cache)
-#define GATHER_K(F) F(struct_size) F(keys) F(indptr) F(total) F(out)
-#define MQA_LOGITS(F) F(struct_size) F(q) F(keys) F(rows) F(mask) F(clean) F(logits)
-#define PAGED_MQA_LOGITS(F) F(struct_size) F(q) F(keys) F(rows) F(clean) F(logits)
-#define TOPK(F) F(struct_size) F(scores) F(row_topk) F(rows) F(admit) F(topk) F(out)
-#define SELECT_BLOCKS(F) F(struct_size) F(scores) F(rows) F(block_size) F(blocks)
-#define MQA_TOPK(F) F(struct_size) F(q) F(keys) F(rows) F(admit) F(topk) F(out)
-#define MERGE_TOPK(F) F(struct_size) F(scores) F(indices) F(topk) F(rows) F(out)
-// clang-format on
-
-CHECK_TWIN(topkey_tensor, Tensor, TENSOR)
-CHECK_TWIN(topkey_team, Team, TEAM)
-CHECK_TWIN(topkey_dense_keys, DenseKeys, DENSE_KEYS)
-CHECK_TWIN(topkey_key_cache, KeyCache, KEY_CACHE)
-CHECK_TWIN(topkey_shard, Shard, SHARD)
-CHECK_TWIN(topkey_paged_keys, PagedKeys, PAGED_KEYS)
-CHECK_TWIN(topkey_query, Query, QUERY)
-CHECK_TWIN(topkey_rows, Rows, ROWS)
-CHECK_TWIN(topkey_admit, Admit, ADMIT)
-CHECK_TWIN(topkey_slot_map, SlotMap, SLOT_MAP)
-CHECK_TWIN(topkey_selection, Selection, SELECTION)
-CHECK_TWIN(topkey_norm, Norm, NORM)
-CHECK_TWIN(topkey_rope, Rope, ROPE)
-CHECK_TWIN(topkey_exec, Exec, EXEC)
-CHECK_TWIN(topkey_expand_rows_args, ExpandRows, EXPAND_ROWS)
-CHECK_TWIN(topkey_to_slots_args, ToSlots, TO_SLOTS)
-CHECK_TWIN(topkey_quantize_q_args, QuantizeQ, QUANTIZE_Q)
-CHECK_TWIN(topkey_quantize_k_args, QuantizeK, QUANTIZE_K)
-CHECK_TWIN(topkey_store_k_args, StoreK, STORE_K)
-CHECK_TWIN(topkey_gather_k_args, GatherK, GATHER_K)
-CHECK_TWIN(topkey_mqa_logits_args, MqaLogits, MQA_LOGITS)
-CHECK_TWIN(topkey_paged_mqa_logits_args, PagedMqaLogits, PAGED_MQA_LOGITS)
-CHECK_TWIN(topkey_topk_args, Topk, TOPK)
-CHECK_TWIN(topkey_select_blocks_args, SelectBlocks, SELECT_BLOCKS)
-CHECK_TWIN(topkey_mqa_topk_args, MqaTopk, MQA_TOPK)
-CHECK_TWIN(topkey_paged_mqa_topk_args, PagedMqaTopk, MQA_TOPK)
-CHECK_TWIN(topkey_merge_topk_args, MergeTopk, MERGE_TOPK)
-
-/// A C name for each C++ value, in the order of the C++ enumeration from 0: so each value is checked, and none has been
-/// inserted.
-template <class E>
-constexpr bool same_values(std::initializer_list<int> c, std::initializer_list<E> cpp) {
-  if (c.size() != cpp.size() || sizeof(E) != 4) return false;
-  for (size_t i = 0; i < c.size(); ++i) {
-    if (c.begin()[i] != static_cast<int>(i) || static_cast<int>(cpp.begin()[i]) != static_cast<int>(i)) return false;
-  }
-  return true;
-}
-using topkey::Device, topkey::DType, topkey::Fill, topkey::KeyFormat, topkey::Layout, topkey::NormKind, topkey::Order;
-using topkey::QuantRule, topkey::ScaleRule, topkey::Stat, topkey::Status;
-static_assert(same_values({TOPKEY_OK, TOPKEY_INVALID_ARGUMENT, TOPKEY_UNSUPPORTED, TOPKEY_WORKSPACE_TOO_SMALL,
-                           TOPKEY_NOT_PREPARED, TOPKEY_DEVICE_ERROR, TOPKEY_PEER_ERROR},
-                          {Status::ok, Status::invalid_argument, Status::unsupported, Status::workspace_too_small,
-                           Status::not_prepared, Status::device_error, Status::peer_error}));
-static_assert(same_values({TOPKEY_DTYPE_NONE, TOPKEY_DTYPE_F32, TOPKEY_DTYPE_F16, TOPKEY_DTYPE_BF16,
-                           TOPKEY_DTYPE_F8_E4M3FN, TOPKEY_DTYPE_E8M0, TOPKEY_DTYPE_U8, TOPKEY_DTYPE_B8,
-                           TOPKEY_DTYPE_I32, TOPKEY_DTYPE_I64},
-                          {DType::none, DType::f32, DType::f16, DType::bf16, DType::f8_e4m3fn, DType::e8m0, DType::u8,
-                           DType::b8, DType::i32, DType::i64}));
-static_assert(same_values({TOPKEY_DEVICE_CPU, TOPKEY_DEVICE_CUDA}, {Device::cpu, Device::cuda}));
-static_assert(same_values({TOPKEY_FORMAT_FP8, TOPKEY_FORMAT_MXFP4, TOPKEY_FORMAT_BF16, TOPKEY_FORMAT_F16,
-                           TOPKEY_FORMAT_F32, TOPKEY_FORMAT_Q8_0},
-                          {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32,
-                           KeyFormat::q8_0}));
-static_assert(same_values({TOPKEY_LAYOUT_PLANAR, TOPKEY_LAYOUT_INTERLEAVED}, {Layout::planar, Layout::interleaved}));
-static_assert(same_values({TOPKEY_ORDER_POSITION, TOPKEY_ORDER_SCORE, TOPKEY_ORDER_ANY},
-                          {Order::position, Order::score, Order::any}));
-static_assert(same_values({TOPKEY_FILL_MINUS_ONE, TOPKEY_FILL_REPEAT, TOPKEY_FILL_VALUE},
-                          {Fill::minus_one, Fill::repeat, Fill::value}));
-static_assert(same_values({TOPKEY_NORM_NONE, TOPKEY_NORM_LAYER, TOPKEY_NORM_RMS},
-                          {NormKind::none, NormKind::layer, NormKind::rms}));
-static_assert(same_values({TOPKEY_SCALE_UE8M0, TOPKEY_SCALE_F32}, {ScaleRule::ue8m0, ScaleRule::f32}));
-static_assert(same_values({TOPKEY_RULE_AUTOMATIC, TOPKEY_RULE_V32_KEY, TOPKEY_RULE_V32_QUERY, TOPKEY_RULE_V4_QUERY,
-                           TOPKEY_RULE_V4_KEY, TOPKEY_RULE_KPOOL_QUERY, TOPKEY_RULE_KPOOL_KEY, TOPKEY_RULE_CPU_QUERY,
-                           TOPKEY_RULE_MXFP4, TOPKEY_RULE_Q8_0},
-                          {QuantRule::automatic, QuantRule::v32_key, QuantRule::v32_query, QuantRule::v4_query,
-                           QuantRule::v4_key, QuantRule::kpool_query, QuantRule::kpool_key, QuantRule::cpu_query,
-                           QuantRule::mxfp4, QuantRule::q8_0}));
-static_assert(same_values({TOPKEY_STAT_ROWS, TOPKEY_STAT_SCORED_KEYS, TOPKEY_STAT_RESCANS, TOPKEY_STAT_SKIPPED_PAGES,
-                           TOPKEY_STAT_SKIPPED_SLOTS, TOPKEY_STAT_NAN_SCORES, TOPKEY_STAT_TIED_CUTS,
-                           TOPKEY_STAT_RESERVED, TOPKEY_NUM_STATS},
-                          {topkey::kRows, topkey::kScoredKeys, topkey::kRescans, topkey::kSkippedPages,
-                           topkey::kSkippedSlots, topkey::kNanScores, topkey::kTiedCuts, topkey::kReserved,
-                           topkey::kNumStats}));
-static_assert(static_cast<int>(TOPKEY_FLAG_OVERLAP_PREVIOUS) == static_cast<int>(topkey::kOverlapPrevious));
+using topkey::Device, topkey::DType, topkey::KeyFormat;
 
 topkey_tensor vector_i32(std::vector<int32_t>& v) {
   topkey_tensor t{};
@@ -305,6 +159,11 @@ TEST(Abi, EveryOperationKnowsItsOwnName) {
   CHECK_NAME(paged_mqa_topk)
   CHECK_NAME(merge_topk)
 #undef CHECK_NAME
+  std::ifstream file(TOPKEY_SOURCE_DIR "/include/topkey/topkey_c.h");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::regex declaration("\nTOPKEY_DECLARE\\(");
+  EXPECT_EQ(std::distance(std::sregex_iterator(text.begin(), text.end(), declaration), std::sregex_iterator()), 13)
+      << "operations of the header; the list above must name each";
 }
 
 TEST(Abi, LastErrorBelongsToItsThread) {
@@ -354,6 +213,7 @@ TEST(Abi, CppCarriesStatusAndSentence) {
   } catch (const topkey::Error& e) {
     EXPECT_EQ(e.status(), topkey::Status::invalid_argument);
     EXPECT_STREQ(e.what(), topkey_last_error());
+    EXPECT_EQ(topkey_last_status(), TOPKEY_INVALID_ARGUMENT);
   }
 }
 

@@ -197,6 +197,7 @@ TEST_P(CacheTest, SlotsOfCaseB28) {
   EXPECT_EQ(written, 498);
   EXPECT_EQ(pool.difference(), "") << "page 0, the guards and the rest of the pool included";
   EXPECT_EQ(stats[topkey::kSkippedSlots], 0u) << "-1 asks for nothing";
+  EXPECT_EQ(stats[topkey::kSkippedPages], 0u) << "positions of rows that are not stored are not looked at";
 }
 
 TEST_P(CacheTest, WildSlotsAreCountedAndNotWritten) {
@@ -228,6 +229,21 @@ TEST_P(CacheTest, StrictRaisesBeforeWriting) {
   EXPECT_EQ(pool.difference(), "");
   EXPECT_EQ(std::set<uint64_t>(stats, stats + topkey::kNumStats), std::set<uint64_t>{0})
       << "a call that failed counts nothing";
+}
+
+TEST_P(CacheTest, RopePositionOutsideTheTableStoresANanKey) {
+  const Array k = normal_keys(3, 32, 81), table = normal_keys(4, 8, 82), positions = Array::of({3, 4, 0});
+  StoreK a{};
+  a.rope = {positions.view(), table.view(), 8, false, false};
+  Pool pool(KeyFormat::fp8, Layout::planar, 4, 32, 1, 4 * 36);
+  uint64_t stats[topkey::kNumStats] = {};
+  store(k, {0, 1, 2}, pool, a, stats);
+  const Dense want = quantized(k.view(), KeyFormat::fp8, a);
+  for (int64_t t = 0; t < 3; ++t) {
+    pool.expect(t, t == 1 ? topkey::testing::nan_row(KeyFormat::fp8, 32) : want.row(t));
+  }
+  EXPECT_EQ(pool.difference(), "");
+  EXPECT_EQ(stats[topkey::kSkippedPages], 1u);
 }
 
 TEST_P(CacheTest, EqualSlotsHoldOneRowWhole) {

@@ -224,12 +224,24 @@ TEST_P(StepsTest, RopePositionOutsideTheTableIsANanKey) {
   a.k = k.view();
   a.rope = {at.view(), table.view(), 8, false, false};
   a.out = {values.view(), scales.view(), KeyFormat::fp8};
-  topkey::support::run(a, exec());
+  uint64_t stats[topkey::kNumStats] = {};
+  topkey::Exec counting = exec();
+  counting.stats = stats;
+  topkey::support::run(a, counting);
+  EXPECT_EQ(stats[topkey::kSkippedPages], 3u);
   for (int64_t r = 0; r < 4; ++r) {
     const auto* codes = values.as<uint8_t>() + r * 32;
     const bool all_nan = std::all_of(codes, codes + 32, [](uint8_t c) { return c == 0x7F; });
     EXPECT_EQ(all_nan, r > 0) << r;
     EXPECT_EQ(topkey::bits_of(scales.as<float>()[r]) == 0x7FC00000u, r > 0) << r;
+  }
+  counting.strict = true;
+  if (topkey::quantize_k_unsupported(a, counting) == nullptr) {
+    std::fill_n(values.as<uint8_t>(), 128, uint8_t{0xA5});
+    EXPECT_THROW(topkey::support::run(a, counting), topkey::Error);
+    EXPECT_EQ(std::count(values.as<uint8_t>(), values.as<uint8_t>() + 128, 0xA5), 128)
+        << "strict raises before writing";
+    EXPECT_EQ(stats[topkey::kSkippedPages], 3u) << "a call that failed counts nothing";
   }
   const Floats f32 = after(k, a);
   for (size_t i = 0; i < f32.size(); ++i) EXPECT_EQ(std::isnan(f32[i]), i >= 32) << i;
@@ -245,7 +257,11 @@ TEST_P(StepsTest, RopePositionOutsideTheTableIsANanQuery) {
   a.rope = {at.view(), table.view(), 8, true, true};
   a.q_out = codes.view();
   a.weights_out = out.view();
-  topkey::support::run(a, exec());
+  uint64_t stats[topkey::kNumStats] = {};
+  topkey::Exec counting = exec();
+  counting.stats = stats;
+  topkey::support::run(a, counting);
+  EXPECT_EQ(stats[topkey::kSkippedPages], 1u) << "one row, however many heads";
   for (int64_t h = 0; h < 2; ++h) {
     EXPECT_FALSE(std::isnan(out.as<float>()[h]));
     EXPECT_EQ(topkey::bits_of(out.as<float>()[2 + h]), 0x7FC00000u);

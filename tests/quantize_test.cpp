@@ -212,7 +212,8 @@ TEST_P(QuantizeTest, NonFiniteQueryHeadsAndWeights) {
 TEST_P(QuantizeTest, PlainQueries) {
   for (KeyFormat format : {KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0}) {
     for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-      const std::vector<float> x = normal(2 * 3 * 64, 8), w = normal(6, 9);
+      std::vector<float> x = normal(2 * 3 * 64, 8), w = normal(6, 9);
+      x[5] = kInf, x[6] = topkey::canonical_nan();  // carried element by element
       const Array q = array_of(x, DType::f32, 6), weights = array_of(w, DType::f32, 2);
       const Guarded codes(dtype, 6, 64, 0), out(DType::f32, 2, 3);
       QuantizeQ a{};

@@ -55,7 +55,7 @@ Longs values_of(const Guarded& out, int64_t count) {
   return values;
 }
 
-Expanded expand(const Step& s, const topkey::Exec& exec) {
+Expanded expand(const Step& s, topkey::Exec exec, uint64_t* skipped = nullptr) {
   const Array starts = Array::of(s.query_start), lens = Array::of(s.seq_lens), table = table_of(s.table);
   const Guarded request(DType::i32, s.capacity, -1), length(DType::i32, s.capacity, -1);
   const Guarded positions(s.wide, s.capacity, -1), slots(s.wide, s.capacity, -1);
@@ -73,7 +73,11 @@ Expanded expand(const Step& s, const topkey::Exec& exec) {
     a.page_size = s.page_size;
     a.slots = slots.view();
   }
+  uint64_t stats[topkey::kNumStats] = {};
+  exec.stats = stats;
   topkey::support::run(a, exec);
+  EXPECT_EQ(stats[topkey::kRows], static_cast<uint64_t>(s.capacity));
+  if (skipped != nullptr) *skipped = stats[topkey::kSkippedSlots];
   for (const Guarded* out : {&request, &length, &positions}) EXPECT_EQ(out->touched_outside(), "");
   EXPECT_EQ(table ? slots.touched_outside() : slots.touched_outside(0, 0), "");
   return {values_of(request, s.capacity), values_of(length, s.capacity), values_of(positions, s.capacity),
@@ -263,7 +267,9 @@ TEST_P(RowsTest, SlotsBeyondTheTableAreNoSlots) {
   s.page_size = 2;
   s.table = {{3, -1}};  // two of three pages, one of them unassigned
   s.capacity = 6;
-  EXPECT_EQ(expand(s, exec()).slots, (Longs{6, 7, -1, -1, -1, -1}));
+  uint64_t skipped = 0;
+  EXPECT_EQ(expand(s, exec(), &skipped).slots, (Longs{6, 7, -1, -1, -1, -1}));
+  EXPECT_EQ(skipped, 4u);
 }
 
 TEST_P(RowsTest, SlotsPast31BitsFitI64) {

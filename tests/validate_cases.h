@@ -6,6 +6,7 @@
 // the tables.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <initializer_list>

@@ -14,6 +14,7 @@ struct BackendInfo {
   std::string name;  ///< "ref", "cpu", ...
   Device device;
   std::string unusable;  ///< why it cannot run on this machine; empty = it can
+  std::string detail;    ///< what it found there: the ISA of `cpu` by Highway's name ("AVX2", "AVX3", ...)
 };
 
 /// Every backend of this build, in the order in which they are chosen.
@@ -21,7 +22,8 @@ inline std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> list;
   for (int32_t i = 0; const char* name = topkey_backend_name(i); ++i) {
     const char* reason = topkey_backend_unusable(i);
-    list.push_back({name, static_cast<Device>(topkey_backend_device(i)), reason ? reason : ""});
+    list.push_back(
+        {name, static_cast<Device>(topkey_backend_device(i)), reason ? reason : "", topkey_backend_detail(i)});
   }
   return list;
 }

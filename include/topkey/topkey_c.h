@@ -425,10 +425,12 @@ TOPKEY_API const char* topkey_version(void);
 TOPKEY_API uint32_t topkey_abi_version(void);
 TOPKEY_API const char* topkey_last_error(void);
 TOPKEY_API topkey_status topkey_last_status(void);
-/* Backends in order of preference. name: null past the last. unusable: null where it runs on this machine, else the reason. */
+/* Backends in order of preference. name: null past the last. unusable: null where it runs on this machine, else the reason.
+ * detail: what it found there, as "AVX3", or "". */
 TOPKEY_API const char* topkey_backend_name(int32_t index);
 TOPKEY_API topkey_device topkey_backend_device(int32_t index);
 TOPKEY_API const char* topkey_backend_unusable(int32_t index);
+TOPKEY_API const char* topkey_backend_detail(int32_t index);
 /* Name of the score arithmetic of a backend for keys of `format` and queries of `q_dtype` (docs/numerics.md); null if it has none. */
 TOPKEY_API const char* topkey_arithmetic(const char* backend, topkey_key_format format, topkey_dtype q_dtype);
 TOPKEY_API const char* topkey_numerics_version(const char* backend, topkey_key_format format);

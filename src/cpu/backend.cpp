@@ -4,12 +4,15 @@
 #include "backend_table.h"
 #include "cpu/cache.h"
 #include "cpu/isa.h"
+#include "cpu/kernels.h"
 #include "cpu/quantize.h"
 #include "cpu/rows.h"
 #include "cpu/search.h"
 
 namespace topkey::cpu {
 namespace {
+
+const char* detail() { return kernels().isa; }
 
 const char* why_not(Op, const Shape& shape) {
   return shape.format == KeyFormat::mxfp4 ? "it does not have mxfp4 keys yet" : nullptr;
@@ -35,10 +38,9 @@ size_t workspace_bytes(Op op, const Shape& shape) {
 }  // namespace
 
 constinit const Backend kBackend = {
-    "cpu",         Device::cpu, false,           isa_problem, why_not,          arithmetic,
-    kStrategies,   numerics,    workspace_bytes, expand_rows, to_slots,         quantize_q,
-    quantize_k,    store_k,     gather_k,        mqa_logits,  paged_mqa_logits, topk,
-    select_blocks, mqa_topk,    paged_mqa_topk,  merge_topk,
+    "cpu",      Device::cpu,      false,       isa_problem,   detail,     why_not,        arithmetic, kStrategies,
+    numerics,   workspace_bytes,  expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
+    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
 };
 
 }  // namespace topkey::cpu

@@ -106,6 +106,8 @@ void store_vectors(const StoreK& a, const PageLayout& layout, const Exec& exec) 
     Producer::Stack stack;
     const Producer produce(recipe, a.norm, a.rope, stack, exec, share.rank);
     const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+      const int64_t ahead = r + kPrefetchRows;
+      if (ahead < rows) prefetch_vector(row_at(a.k, ahead, in_bytes), recipe.dim * in_bytes);
       const float scale = produce(row_at(a.k, r, in_bytes), r, to.values);
       if (layout.scale > 0) std::memcpy(to.scale, &scale, sizeof scale);
       counts.add(kSkippedPages, position_outside(a.rope, r));

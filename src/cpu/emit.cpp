@@ -31,6 +31,22 @@ void sort_entries(const Entries& entries, const Forced& forced, uint64_t* words)
   std::sort(words, words + entries.size);
 }
 
+template <class At>
+void put_indices(const Emitter& e, int64_t row, const RowFact& fact, const Entries& entries, const At& at,
+                 int32_t* indices) {
+  const int64_t shift = (e.out->index_base.data != nullptr ? read_i32(e.out->index_base, row) : 0) - fact.start;
+  if (e.shard.active() || e.out->order == Order::score) {
+    for (int64_t i = 0; i < entries.size; ++i)
+      indices[i] = static_cast<int32_t>(e.shard.global(entries.position[at(i)]) + shift);
+  } else {
+    // The common case, kept so plain that it becomes vector code.
+    const int32_t low = static_cast<int32_t>(shift);
+    for (int64_t i = 0; i < entries.size; ++i) {
+      indices[i] = static_cast<int32_t>(static_cast<uint32_t>(entries.position[i]) + static_cast<uint32_t>(low));
+    }
+  }
+}
+
 }  // namespace
 
 bool needs_scores(const Selection& out) {
@@ -61,20 +77,16 @@ void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries&
     return;
   }
   float* scores = reinterpret_cast<float*>(row_of(out.scores, row));
-  const int64_t shift = (out.index_base.data != nullptr ? read_i32(out.index_base, row) : 0) - fact.start;
   const bool by_score = out.order == Order::score;
   if (by_score) sort_entries(entries, forced, sort_scratch);
-  for (int64_t i = 0; i < entries.size; ++i) {
-    const int64_t at = by_score ? static_cast<int64_t>(sort_scratch[i] & 0xFFFFFFFFu) : i;
-    const int64_t position = entries.position[at];
-    if (indices != nullptr) indices[i] = static_cast<int32_t>(e.shard.global(position) + shift);
-    if (scores != nullptr) scores[i] = canonical(entries.score[at]);
-    if (slots != nullptr) {
-      const int64_t slot =
-          slot_of(out.slot_map, row, fact.request, e.absolute_slots ? position : position - fact.start);
-      slots[i] = static_cast<int32_t>(slot);
-      counts.add(kSkippedSlots, slot < 0);
-    }
+  const auto at = [&](int64_t i) { return by_score ? static_cast<int64_t>(sort_scratch[i] & 0xFFFFFFFFu) : i; };
+  if (indices != nullptr) put_indices(e, row, fact, entries, at, indices);
+  for (int64_t i = 0; scores != nullptr && i < entries.size; ++i) scores[i] = canonical(entries.score[at(i)]);
+  for (int64_t i = 0; slots != nullptr && i < entries.size; ++i) {
+    const int64_t position = entries.position[at(i)] - (e.absolute_slots ? 0 : fact.start);
+    const int64_t slot = slot_of(out.slot_map, row, fact.request, position);
+    slots[i] = static_cast<int32_t>(slot);
+    counts.add(kSkippedSlots, slot < 0);
   }
   fill_row(out, indices, entries.size, e.topk);
   fill_row(out, slots, entries.size, e.topk);

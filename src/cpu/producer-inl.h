@@ -41,6 +41,14 @@ void Widen(DType dtype, const void* from, int64_t n, float* to) {
 
 // ---- norm ------------------------------------------------------------------------------------------------------------------
 
+template <int kHalf>
+HWY_INLINE void AddHalves(float* lanes) {
+  const hn::CappedTag<float, kHalf> d;
+  for (int64_t i = 0; i < kHalf; i += static_cast<int64_t>(hn::Lanes(d))) {
+    hn::Store(hn::Add(hn::Load(d, lanes + i), hn::LoadU(d, lanes + i + kHalf)), d, lanes + i);
+  }
+}
+
 /// Sum of x or of its squares: partial sums by d mod 32, d ascending, then halves. n is a multiple of 32; the zeros of the padding change
 /// nothing, since a sum that starts at +0 is never -0.
 template <bool kSquares>
@@ -56,16 +64,11 @@ HWY_INLINE float Sum32(const float* HWY_RESTRICT x, int64_t n) {
     }
     hn::Store(sum, d, lanes + j);
   }
-  int64_t half = 16;
-  for (; half >= step; half /= 2) {
-    for (int64_t i = 0; i < half; i += step) {
-      hn::Store(hn::Add(hn::Load(d, lanes + i), hn::Load(d, lanes + i + half)), d, lanes + i);
-    }
-  }
-  for (; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
-  return lanes[0];
+  AddHalves<16>(lanes);
+  AddHalves<8>(lanes);
+  AddHalves<4>(lanes);
+  AddHalves<2>(lanes);
+  return lanes[0] + lanes[1];
 }
 
 template <class Round>
@@ -198,16 +201,19 @@ HWY_INLINE void ApplyHadamard(const Recipe& r, float* x) {
 
 // ---- codes -----------------------------------------------------------------------------------------------------------------
 
-/// Bits of max |x|, at or above those of infinity where a value is inf or NaN. x is first rounded, in place.
-template <class Round>
-HWY_INLINE uint32_t AmaxBits(const Round& round, float* x, int64_t n) {
+/// Bits of max |x|, at or above those of infinity where a value is inf or NaN. With kBf16 x is first rounded to bf16, in place.
+template <bool kBf16>
+HWY_INLINE uint32_t AmaxBits(float* x, int64_t n) {
   const ProducerTag d;
   const hn::RebindToSigned<ProducerTag> di;
   const int64_t step = static_cast<int64_t>(hn::Lanes(d));
   auto amax = hn::Zero(di);
   for (int64_t i = 0; i < n; i += step) {
-    const auto v = round(d, hn::Load(d, x + i));
-    hn::Store(v, d, x + i);
+    auto v = hn::Load(d, x + i);
+    if constexpr (kBf16) {
+      v = RoundToBf16()(d, v);
+      hn::Store(v, d, x + i);
+    }
     amax = hn::Max(amax, MagnitudeBits(d, v));
   }
   return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, amax)));
@@ -215,7 +221,7 @@ HWY_INLINE uint32_t AmaxBits(const Round& round, float* x, int64_t n) {
 
 HWY_INLINE float QuantizeFp8(const Recipe& r, float* x, uint8_t* codes) {
   const int64_t n = padded_dim(r.dim);
-  const uint32_t amax = r.whole_bf16 ? AmaxBits(RoundToBf16(), x, n) : AmaxBits(RoundToF32(), x, n);
+  const uint32_t amax = r.whole_bf16 ? AmaxBits<true>(x, n) : AmaxBits<false>(x, n);
   if (!is_finite_bits(amax)) {
     std::memset(codes, 0x7F, static_cast<size_t>(r.dim));
     return canonical_nan();
@@ -240,7 +246,7 @@ HWY_INLINE float QuantizeFp8(const Recipe& r, float* x, uint8_t* codes) {
 
 /// 32 values to an f16 scale and 32 int8.
 HWY_INLINE void QuantizeBlock(float* x, uint8_t* block) {
-  const uint32_t amax = AmaxBits(RoundToF32(), x, 32);
+  const uint32_t amax = AmaxBits<false>(x, 32);
   const float d = float_of(amax) / 127.0f, inverse = 1.0f / d;
   const uint16_t stored = is_finite_bits(amax) ? float_to_f16(d) : uint16_t{0x7E00};
   std::memcpy(block, &stored, sizeof stored);
@@ -249,17 +255,19 @@ HWY_INLINE void QuantizeBlock(float* x, uint8_t* block) {
     std::memset(block + 2, 0, 32);
     return;
   }
-  int8_t* codes = reinterpret_cast<int8_t*>(block + 2);
-  ForLanes(32, [&](auto df, int64_t i) HWY_ATTR {
-    const hn::RebindToSigned<decltype(df)> di;
-    const auto y = hn::Mul(hn::LoadU(df, x + i), hn::Set(df, inverse));
+  const ProducerTag df;
+  const hn::RebindToSigned<ProducerTag> di;
+  const hn::Rebind<int8_t, ProducerTag> d8;
+  const int64_t step = static_cast<int64_t>(hn::Lanes(df));
+  for (int64_t i = 0; i < 32; i += step) {
+    const auto y = hn::Mul(hn::Load(df, x + i), hn::Set(df, inverse));
     // Half away from zero; |y| + 0.5 could round up what is just below a half.
     const auto magnitude = hn::Abs(y), down = hn::Trunc(magnitude);
     const auto half_up = hn::IfThenElseZero(hn::Ge(hn::Sub(magnitude, down), hn::Set(df, 0.5f)), hn::Set(df, 1.0f));
     const auto held = hn::Min(hn::Add(down, half_up), hn::Set(df, 127.0f));
-    const auto code = hn::ConvertTo(di, hn::CopySign(held, y));
-    hn::StoreU(hn::DemoteTo(hn::Rebind<int8_t, decltype(df)>(), code), hn::Rebind<int8_t, decltype(df)>(), codes + i);
-  });
+    const auto code = hn::DemoteTo(d8, hn::ConvertTo(di, hn::CopySign(held, y)));
+    hn::StoreU(code, d8, reinterpret_cast<int8_t*>(block + 2) + i);
+  }
 }
 
 template <class StoreAs>

@@ -85,6 +85,8 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
     Producer::Stack stack;
     const Producer produce(recipe, a.norm, a.rope, stack, exec, share.rank);
     for (int64_t r = share.first(rows), end = share.last(rows); r < end; ++r) {
+      const int64_t ahead = r + kPrefetchRows;
+      if (ahead < rows) prefetch_vector(row_at(a.k, ahead, in_bytes), dim * in_bytes);
       const float scale = produce(row_at(a.k, r, in_bytes), r, row_at(a.out.values, r, out_bytes));
       if (a.out.scales.data != nullptr) static_cast<float*>(a.out.scales.data)[r * a.out.scales.stride[0]] = scale;
       counts.add(kSkippedPages, position_outside(a.rope, r));

@@ -15,13 +15,20 @@ class Pages {
  public:
   /// last: the largest slot that the output can carry.
   Pages(const Tensor& table, int64_t page_size, const Shard& shard, int64_t last)
-      : table_(table), page_size_(page_size), divide_(page_size), shard_(shard), last_(last) {}
+      : table_(table), page_size_(page_size), last_(last), shard_(shard), by_page_(page_size), by_run_(shard.run()),
+        by_world_(shard.active() ? shard.world_size : 1) {}
 
   bool has_row(int64_t row) const { return row >= 0 && row < table_.shape[0]; }
-  bool owns(int64_t position) const { return shard_.owns(position); }
-  /// Slot of a global position >= 0 of a row that the table has; -1 where it has no such column or page, or the slot is past `last`.
-  int64_t slot(int64_t row, int64_t position) const {
-    const int64_t local = shard_.local(position), column = divide_.quotient(local);
+  /// A global position >= 0 among this rank's own, as Shard::local has it; -1 where another rank owns it.
+  int64_t local(int64_t position) const {
+    if (!shard_.active()) return position;
+    const int64_t run = by_run_.quotient(position), round = by_world_.quotient(run);
+    if (run - round * shard_.world_size != shard_.rank) return -1;
+    return round * shard_.run() + (position - run * shard_.run());
+  }
+  /// Slot of a local position >= 0 of a row that the table has; -1 where it has no such column or page, or the slot is past `last`.
+  int64_t slot(int64_t row, int64_t local) const {
+    const int64_t column = by_page_.quotient(local);
     if (column >= table_.shape[1]) return -1;
     const int64_t page = static_cast<const int32_t*>(table_.data)[row * table_.stride[0] + column * table_.stride[1]];
     const int64_t slot = page * page_size_ + (local - column * page_size_);
@@ -30,10 +37,9 @@ class Pages {
 
  private:
   const Tensor& table_;
-  int64_t page_size_;
-  Divider divide_;
+  int64_t page_size_, last_;
   const Shard& shard_;
-  int64_t last_;
+  Divider by_page_, by_run_, by_world_;
 };
 
 // ---- expand_rows -----------------------------------------------------------------------------------------------------------
@@ -89,8 +95,9 @@ class RowExpander {
     x.length = a_.shard.local_length(visible);
     // A token that completes a key row completes the last one that it sees.
     const bool completes = x.position >= 0 && visible * ratio_ == x.position + 1;
-    if (a_.slots.data == nullptr || !completes || !pages_.owns(visible - 1)) return x;
-    x.slot = pages_.has_row(x.request) ? pages_.slot(x.request, visible - 1) : -1;
+    const int64_t key = a_.slots.data != nullptr && completes ? pages_.local(visible - 1) : -1;
+    if (key < 0) return x;
+    x.slot = pages_.has_row(x.request) ? pages_.slot(x.request, key) : -1;
     x.wild = x.slot < 0;
     return x;
   }
@@ -117,8 +124,9 @@ struct SlotRow {
 /// Slot of a position; -1: none, and *wild where it should have one.
 int64_t slot_of_position(const Pages& pages, bool has_row, int64_t request, int64_t position, bool* wild) {
   *wild = false;
-  if (position < 0 || !pages.owns(position)) return -1;
-  const int64_t slot = has_row ? pages.slot(request, position) : -1;
+  const int64_t local = position < 0 ? -1 : pages.local(position);
+  if (local < 0) return -1;
+  const int64_t slot = has_row ? pages.slot(request, local) : -1;
   *wild = slot < 0;
   return slot;
 }

@@ -101,6 +101,12 @@ class Pass {
     for_each_run(job_.admit, fact, room_.scratch.candidates, num_candidates_, [&](int64_t first, int64_t last) {
       for_each_chunk(job_.source, fact.table_row, first, last, [&](const Chunk& c) {
         float addend = 0.0f;
+        int32_t* to = entries.position + entries.size;
+        if (job_.admit.mask.data == nullptr) {
+          for (int64_t i = 0; i < c.count; ++i) to[i] = static_cast<int32_t>(c.first) + static_cast<int32_t>(i);
+          entries.size += c.count;
+          return;
+        }
         for (int64_t i = 0; i < c.count; ++i) {
           entries.position[entries.size] = static_cast<int32_t>(c.first + i);
           entries.size += !masked(job_.admit.mask, row, c.first + i, &addend);
@@ -285,7 +291,8 @@ int64_t useful_workers(const Job& job) {
   for (int64_t r = 0; r < job.rows.count && work < 1024 * kGrain; ++r) {
     RowFact fact = read_row(job.rows, r, job.source.count);
     clip_row(fact, job.source.count, job.rows.max_len);
-    work += static_cast<double>(fact.high - fact.low) * per_key;
+    const int64_t keys = fact.high - fact.low;
+    if (keys > job.topk || needs_scores(job.out)) work += static_cast<double>(keys) * per_key;
   }
   return static_cast<int64_t>(work / kGrain) + 1;
 }

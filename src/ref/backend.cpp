@@ -13,6 +13,7 @@ namespace topkey::ref {
 namespace {
 
 const char* unusable() { return nullptr; }
+const char* detail() { return ""; }
 
 const char* why_not(Op, const Shape& shape) {
   return shape.format == KeyFormat::mxfp4 ? "it does not have mxfp4 keys yet" : nullptr;
@@ -26,11 +27,9 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 }  // namespace
 
 constinit const Backend kBackend = {
-    "ref",          Device::cpu,      true,       unusable,        why_not,
-    arithmetic,     kStrategies,      numerics,   workspace_bytes, expand_rows,
-    to_slots,       quantize_q,       quantize_k, store_k,         gather_k,
-    mqa_logits,     paged_mqa_logits, topk,       select_blocks,   mqa_topk,
-    paged_mqa_topk, merge_topk,
+    "ref",      Device::cpu,      true,        unusable,      detail,     why_not,        arithmetic, kStrategies,
+    numerics,   workspace_bytes,  expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
+    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
 };
 
 }  // namespace topkey::ref

@@ -21,7 +21,7 @@
 #include "support/patterns.h"
 #include "support/problem.h"
 #include "support/run.h"
-#include "tests/testing.h"
+#include "tests/backend_test.h"
 #include "topkey/topkey.h"
 
 namespace topkey::cases {
@@ -35,9 +35,8 @@ using Ints = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
 /// Every case runs on every backend that takes host memory.
-class Cases : public ::testing::TestWithParam<std::string> {
+class Cases : public topkey::testing::BackendTest {
  protected:
-  Exec exec() const { return topkey::testing::on(GetParam()); }
   /// TOPKEY_FULL=1 asks for the full sizes; `ref` always runs the CI form.
   bool full() const {
     const char* asked = std::getenv("TOPKEY_FULL");
@@ -46,7 +45,7 @@ class Cases : public ::testing::TestWithParam<std::string> {
 };
 #define TOPKEY_CASES()                                                                     \
   INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(topkey::testing::host_backends()), \
-                           [](const ::testing::TestParamInfo<std::string>& backend) { return backend.param; })
+                           topkey::testing::backend_label)
 
 // ---- judgements --------------------------------------------------------------------------------------------------------------
 

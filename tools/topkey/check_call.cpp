@@ -15,7 +15,6 @@
 #include "command.h"
 #include "study.h"
 #include "support/array.h"
-#include "support/run.h"
 
 namespace topkey::cli {
 namespace {
@@ -304,12 +303,11 @@ std::vector<Finding> check_trace(const std::shared_ptr<const Trace>& trace, cons
   for (const std::string& backend : backends) {
     Exec exec{};
     exec.backend = backend.c_str();
+    // Throws on wrong arguments; before any cut, which would hide a tensor that is too short.
     if (const std::string reason = why_not(call.args(), exec); !reason.empty()) {
       findings.push_back({backend, {}, reason});
       continue;
     }
-    // Throws on wrong arguments. Must come before any cut, which would hide a tensor that is too short.
-    std::visit([&](const auto& a) { support::workspace_bytes(a, exec); }, call.args());
     const std::vector<Piece> pieces = pieces_of(call, rows);
     Progress bar("checking on " + backend, static_cast<int64_t>(pieces.size()));
     std::vector<Report> reports;

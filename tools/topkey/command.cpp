@@ -46,16 +46,13 @@ std::vector<std::string> usable_backends(const std::string& forced) {
 }
 
 std::string why_not(const support::CallArgs& args, const Exec& exec) {
-  const char* reason = support::args_unsupported(args, exec);
-  if (reason == nullptr) return "";
-  const std::string kept = reason;
   try {
-    // Throws before anything is written, and only the call itself says of which kind the reason is.
-    std::visit([&](const auto& a) { support::launch(a, exec); }, args);
+    std::visit([&](const auto& a) { support::workspace_bytes(a, exec); }, args);
+    return "";
   } catch (const Error& error) {
-    if (error.status() == Status::invalid_argument) throw;
+    if (error.status() != Status::unsupported) throw;
+    return error.what();
   }
-  return kept;
 }
 
 std::string choose_backend(const support::CallArgs& args, const std::string& forced) {

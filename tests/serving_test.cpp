@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The serving test: 200 steps of a random serving day through quantize_q, plan_step, expand_rows and SparseAttnIndexer. Requests arrive,
+// are prefilled in chunks, decode with drafts that are partly rejected, are preempted and give their pages to others, finish. Every answer
+// equals one computed from scratch: all keys of the request quantised anew into one matrix, and mqa_topk of the same backend over it.
+// A new feature joins by a field of Geometry.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "tests/backend_test.h"
+
+namespace topkey::testing {
+namespace {
+
+/// What a day is like. All of it but the name may grow with later issues.
+struct Geometry {
+  const char* name;
+  KeyFormat format = KeyFormat::fp8;
+  int32_t page_size = 16;
+  int32_t ratio = 1;     ///< tokens a key row
+  int32_t next_n = 3;    ///< most rows of a decode request
+  bool rope = false;     ///< norm and rope on the way into the cache
+  bool uniform = false;  ///< plans that want decode requests alike
+  int32_t heads = 4, head_dim = 32, topk = 24;
+  int64_t requests = 7;  ///< in a batch
+  int64_t columns = 0;   ///< of the block table; 0: enough for max_tokens
+  int64_t max_tokens = 320, step_rows = 40;
+  int64_t pool_keys = 700;  ///< fewer than all requests can want, so that some are preempted
+  uint64_t seed = 1;
+  int64_t max_pages() const { return (max_tokens / ratio + page_size - 1) / page_size; }
+};
+
+/// One request's life. Its token vectors are drawn once and kept: what a preempted request must store again is the same.
+struct Request {
+  uint64_t id = 0;
+  int64_t prompt = 0, finish = 0;  ///< tokens at which it decodes, and is done
+  int64_t cached = 0;              ///< tokens whose keys are stored
+  std::vector<std::vector<float>> tokens;
+  std::vector<int32_t> pages;
+  int64_t rows = 0;  ///< of this step
+  bool decodes() const { return cached + 1 >= prompt; }
+};
+
+class Day {
+ public:
+  Day(const Geometry& geometry, std::string backend)
+      : g_(geometry),
+        backend_(std::move(backend)),
+        random_(geometry.seed),
+        rope_table_(DType::f32, {g_.max_tokens, 16}),
+        norm_weight_(DType::f32, {g_.head_dim}),
+        indexer_(config()) {
+    const int64_t pages = g_.pool_keys / g_.page_size, bytes = g_.page_size * row_bytes(g_.format, g_.head_dim) + 64;
+    pool_ = Array(DType::u8, {pages, bytes});
+    std::memset(pool_.as<uint8_t>(), 0xFF, pool_.bytes());  // NaN in every format
+    for (int32_t p = 0; p < pages; ++p) free_.push_back(p);
+    random_.shuffle(free_);
+    for (int64_t i = 0; i < rope_table_.size(); ++i) rope_table_.as<float>()[i] = random_.normal();
+    for (int64_t i = 0; i < g_.head_dim; ++i) norm_weight_.as<float>()[i] = 1 + random_.normal() / 4;
+    workspace_bytes_ = indexer_.workspace_bytes(
+        {0, g_.step_rows, g_.requests, g_.max_pages() * g_.page_size, g_.next_n}, on(backend_));
+    workspace_ = aligned_bytes(workspace_bytes_);
+  }
+
+  void step();
+  int64_t answered = 0, preempted = 0, finished = 0, mixed_steps = 0, padded_rows = 0, rejected = 0;
+
+ private:
+  struct Inputs {
+    Array query_start, seq_lens, table, k, q, weights, row_request, lens, positions, slots;
+    StepPlan plan{};
+    int64_t rows = 0, capacity = 0;
+  };
+
+  IndexerConfig config() const {
+    IndexerConfig c{};
+    c.heads = g_.heads, c.head_dim = g_.head_dim, c.topk = g_.topk, c.ratio = g_.ratio, c.format = g_.format;
+    return c;
+  }
+  Norm norm() const {
+    Norm n{};
+    if (g_.rope) n.kind = NormKind::layer, n.weight = norm_weight_.view(), n.eps = 1e-6F;
+    return n;
+  }
+  Rope rope(const Tensor& positions) const {
+    Rope r{};
+    if (g_.rope) r.positions = positions, r.cos_sin = rope_table_.view(), r.dim = 16;
+    return r;
+  }
+
+  // ---- the scheduler
+  void arrive();
+  void schedule();
+  bool make_room(size_t at);
+  void preempt(size_t at);
+  void advance();
+  void draw_tokens(Request& request, int64_t count);
+
+  // ---- a step
+  Inputs inputs();
+  void quantize(Inputs& in);
+  void set_keys(Inputs& in);
+  StepPlan plan(const Inputs& in) const;
+  void answer(const Inputs& in, const Outputs& out);
+  void check(const Inputs& in, const Outputs& out);
+  void check_request(const Inputs& in, const Outputs& out, size_t b, int64_t first);
+
+  Geometry g_;
+  std::string backend_;
+  Random random_;
+  Array rope_table_, norm_weight_;
+  SparseAttnIndexer indexer_;
+  Array pool_;
+  std::vector<int32_t> free_;
+  std::vector<Request> running_, waiting_;
+  std::shared_ptr<uint8_t> workspace_;
+  size_t workspace_bytes_ = 0;
+  uint64_t next_id_ = 0;
+  int64_t number_ = 0;
+};
+
+// ---- the scheduler -------------------------------------------------------------------------------------------------
+
+void Day::draw_tokens(Request& request, int64_t count) {
+  while (static_cast<int64_t>(request.tokens.size()) < count) {
+    std::vector<float> token;
+    for (int32_t d = 0; d < g_.head_dim; ++d) token.push_back(random_.normal());
+    request.tokens.push_back(std::move(token));
+  }
+}
+
+void Day::arrive() {
+  while (waiting_.size() < 3 && random_.chance(0.35)) {
+    Request r{};
+    r.id = next_id_++;
+    r.prompt = random_.chance(0.2) ? random_.between(1, 5) : random_.between(6, g_.max_tokens * 3 / 4);
+    r.finish = std::min(g_.max_tokens - g_.next_n, r.prompt + random_.between(1, 60));
+    draw_tokens(r, r.prompt);
+    waiting_.push_back(std::move(r));
+  }
+  while (static_cast<int64_t>(running_.size()) < g_.requests && !waiting_.empty() && random_.chance(0.8)) {
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.erase(waiting_.begin());
+  }
+}
+
+void Day::preempt(size_t at) {
+  Request r = std::move(running_[at]);
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(at));
+  free_.insert(free_.end(), r.pages.begin(), r.pages.end());
+  r.pages.clear();
+  r.prompt = std::max(r.prompt, static_cast<int64_t>(r.tokens.size()));  // what it has said so far is prompt now
+  r.cached = r.rows = 0;
+  waiting_.insert(waiting_.begin(), std::move(r));
+  ++preempted;
+}
+
+/// Pages for running_[at], if need be those of requests behind it. False: it had to give way itself.
+bool Day::make_room(size_t at) {
+  const auto needed = [&] {
+    const int64_t keys = (running_[at].cached + running_[at].rows) / g_.ratio;
+    return static_cast<size_t>((keys + g_.page_size - 1) / g_.page_size);
+  };
+  while (running_[at].pages.size() < needed()) {
+    if (free_.empty()) {
+      const size_t last = running_.size() - 1;
+      preempt(last);
+      if (last == at) return false;
+      continue;
+    }
+    const size_t i = random_.below(free_.size());
+    running_[at].pages.push_back(free_[i]);
+    free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return true;
+}
+
+/// Rows of this step for each running request; decodes before prefills, as the engines order a batch.
+void Day::schedule() {
+  std::stable_sort(running_.begin(), running_.end(),
+                   [](const Request& a, const Request& b) { return a.decodes() > b.decodes(); });
+  int64_t left = g_.step_rows - random_.between(0, g_.step_rows / 2);
+  const int64_t drafts = random_.between(1, g_.next_n);
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Request& r = running_[i];
+    const int64_t wanted = !r.decodes() ? std::min(r.prompt - r.cached, random_.between(1, 30))
+                           : g_.uniform ? drafts
+                                        : random_.between(1, g_.next_n);
+    r.rows = random_.chance(0.1) ? 0 : std::min(wanted, left);
+    if (r.decodes()) draw_tokens(r, r.cached + r.rows);
+    if (!make_room(i)) break;
+    left -= running_[i].rows;
+  }
+}
+
+/// Of a decode's drafts some are rejected: their keys stay in the cache as rubbish that the next step writes over.
+void Day::advance() {
+  std::vector<Request> kept;
+  for (Request& r : running_) {
+    const bool decoded = r.decodes() && r.rows > 0;
+    const int64_t accepted = decoded ? random_.between(1, r.rows) : r.rows;
+    rejected += r.rows - accepted;
+    r.cached += accepted;
+    if (decoded && accepted < r.rows) r.tokens.resize(static_cast<size_t>(std::max(r.cached, r.prompt)));
+    r.rows = 0;
+    if (r.cached < r.finish) {
+      kept.push_back(std::move(r));
+      continue;
+    }
+    free_.insert(free_.end(), r.pages.begin(), r.pages.end());
+    ++finished;
+  }
+  running_ = std::move(kept);
+}
+
+// ---- a step --------------------------------------------------------------------------------------------------------
+
+Day::Inputs Day::inputs() {
+  Inputs in;
+  std::vector<int32_t> starts{0}, lens;
+  for (const Request& r : running_) {
+    starts.push_back(starts.back() + static_cast<int32_t>(r.rows));
+    lens.push_back(static_cast<int32_t>(r.cached + r.rows));
+  }
+  in.rows = starts.back();
+  in.capacity = std::min(g_.step_rows, in.rows + random_.between(0, 6));  // graph padding
+  in.query_start = Array::of(starts);
+  in.seq_lens = Array::of(lens);
+  in.table = Array(DType::i32, {g_.requests, g_.max_pages()});
+  std::fill_n(in.table.as<int32_t>(), in.table.size(), 1000000000);
+  for (size_t b = 0; b < running_.size(); ++b) {
+    std::copy(running_[b].pages.begin(), running_[b].pages.end(),
+              in.table.as<int32_t>() + static_cast<int64_t>(b) * g_.max_pages());
+  }
+  in.row_request = Array(DType::i32, {in.capacity}), in.lens = Array(DType::i32, {in.capacity});
+  in.positions = Array(DType::i32, {in.capacity}), in.slots = Array(DType::i64, {in.capacity});
+  ExpandRows a{};
+  a.query_start = in.query_start.view(), a.seq_lens = in.seq_lens.view(), a.ratio = g_.ratio;
+  a.block_table = in.table.view(), a.page_size = g_.page_size, a.capacity = in.capacity;
+  a.row_request = in.row_request.view(), a.lens = in.lens.view(), a.positions = in.positions.view();
+  a.slots = in.slots.view();
+  if (in.capacity > 0) run(a, on(backend_));
+  set_keys(in);
+  quantize(in);
+  in.plan = plan(in);
+  return in;
+}
+
+/// Raw keys of the step's rows; rows without a slot hold NaN, which no one may look at.
+void Day::set_keys(Inputs& in) {
+  in.k = Array(DType::f32, {in.capacity, g_.head_dim});
+  std::memset(in.k.as<uint8_t>(), 0xFF, in.k.bytes());
+  int64_t row = 0;
+  for (const Request& r : running_) {
+    for (int64_t i = 0; i < r.rows; ++i, ++row) {
+      const int64_t token = r.cached + i;
+      if ((token + 1) % g_.ratio != 0) continue;
+      std::copy_n(r.tokens[static_cast<size_t>(token)].data(), g_.head_dim, in.k.as<float>() + row * g_.head_dim);
+    }
+  }
+}
+
+void Day::quantize(Inputs& in) {
+  const Array raw(DType::bf16, {in.capacity, g_.heads, g_.head_dim}), weights(DType::f32, {in.capacity, g_.heads});
+  for (int64_t i = 0; i < raw.size(); ++i) raw.as<uint16_t>()[i] = float_to_bf16(random_.normal());
+  for (int64_t i = 0; i < weights.size(); ++i) weights.as<float>()[i] = random_.normal();
+  const DType dtype = g_.format == KeyFormat::fp8 ? DType::f8_e4m3fn : DType::bf16;
+  in.q = Array(dtype, {in.capacity, g_.heads, g_.head_dim});
+  in.weights = Array(DType::f32, {in.capacity, g_.heads});
+  QuantizeQ a{};
+  a.q = raw.view(), a.weights = weights.view(), a.softmax_scale = 0.25F, a.head_scale = 0.5F, a.format = g_.format;
+  a.q_out = in.q.view(), a.weights_out = in.weights.view();
+  if (in.capacity > 0) run(a, on(backend_));
+}
+
+/// From bounds that may be too high; only the split is used here, and no answer may depend on it.
+StepPlan Day::plan(const Inputs& in) const {
+  std::vector<int64_t> query_lens, seq_lens;
+  std::vector<uint8_t> prefilling;
+  for (const Request& r : running_) {
+    query_lens.push_back(r.rows);
+    seq_lens.push_back((r.cached + r.rows) * (number_ % 3 == 0 ? 8 : 1));
+    prefilling.push_back(!r.decodes());
+  }
+  PlanStep step{};
+  step.num_requests = static_cast<int64_t>(running_.size());
+  step.query_lens = query_lens.data(), step.seq_lens = seq_lens.data(), step.prefilling = prefilling.data();
+  step.decode_threshold = g_.next_n, step.require_uniform = g_.uniform, step.extends_prefill = number_ % 2 == 0;
+  step.ratio = g_.ratio, step.logits_bytes = 4 * 5000;
+  StepPlan plan = plan_step(step);
+  EXPECT_EQ(plan.num_decode_rows + plan.num_prefill_rows, in.rows);
+  return plan;
+}
+
+void Day::answer(const Inputs& in, const Outputs& out) {
+  IndexerStep s{};
+  s.k = in.k.view(), s.slot_mapping = in.slots.view();
+  s.norm = norm(), s.rope = rope(in.positions.view());
+  s.q = {in.q.view(), {}, in.weights.view()};
+  s.keys.cache = {pool_.view(), g_.format, Layout::planar, g_.page_size, g_.head_dim};
+  s.keys.block_table = in.table.view();
+  s.rows.count = in.capacity, s.rows.end = in.lens.view(), s.rows.request = in.row_request.view();
+  s.num_decode_rows = in.plan.num_decode_rows;
+  s.out = out.selection();
+  uint64_t stats[kNumStats] = {};
+  Exec exec = on(backend_, stats);
+  exec.workspace = workspace_.get(), exec.workspace_bytes = workspace_bytes_;
+  exec.strict = number_ % 2 == 0;  // nothing is wild, so that strict changes nothing
+  indexer_.forward(s, exec);
+  EXPECT_EQ(stats[kSkippedPages], 0u);
+  EXPECT_EQ(stats[kSkippedSlots], 0u);
+}
+
+/// A matrix of all the keys that the last row of a request sees, made anew from its tokens.
+struct Scratch {
+  Array values, scales;
+};
+
+void Day::check_request(const Inputs& in, const Outputs& out, size_t b, int64_t first) {
+  const Request& r = running_[b];
+  const int64_t keys = (r.cached + r.rows) / g_.ratio;
+  const Array raw(DType::f32, {keys, g_.head_dim}), ends(DType::i32, {r.rows}), at(DType::i32, {keys});
+  for (int64_t i = 0; i < keys; ++i) {
+    const int64_t token = (i + 1) * g_.ratio - 1;
+    std::copy_n(r.tokens[static_cast<size_t>(token)].data(), g_.head_dim, raw.as<float>() + i * g_.head_dim);
+    at.as<int32_t>()[i] = static_cast<int32_t>(token);
+  }
+  for (int64_t i = 0; i < r.rows; ++i) ends.as<int32_t>()[i] = static_cast<int32_t>((r.cached + i + 1) / g_.ratio);
+  Scratch made{Array(g_.format == KeyFormat::fp8 ? DType::f8_e4m3fn : DType::bf16, {keys, g_.head_dim}), {}};
+  if (g_.format == KeyFormat::fp8) made.scales = Array(DType::f32, {keys});
+  QuantizeK quantize{};
+  quantize.k = raw.view(), quantize.norm = norm(), quantize.rope = rope(at.view());
+  quantize.out = {made.values.view(), made.scales.view(), g_.format};
+  run(quantize, on(backend_));
+
+  Want want;
+  want.scores = want.counts = true;
+  const Outputs own(r.rows, g_.topk, want);
+  MqaTopk search{};
+  const auto rows_from = [&](const Array& a) {
+    Tensor t = a.view();
+    t.data = element(t, first);
+    t.shape[0] = r.rows;
+    return t;
+  };
+  search.q = {rows_from(in.q), {}, rows_from(in.weights)};
+  search.keys = quantize.out;
+  search.rows.count = r.rows, search.rows.end = ends.view();
+  search.topk = g_.topk, search.out = own.selection();
+  run(search, on(backend_));
+  if (number_ % 20 == 0) {
+    const Truth truth = truth_of(search.q, search.keys, search.rows, false);
+    EXPECT_TRUE(good(compare_sets(search, truth, arithmetic(backend_.c_str(), g_.format, in.q.view().dtype))));
+  }
+  for (int64_t i = 0; i < r.rows; ++i) {
+    ASSERT_EQ(int_at(out.counts.view(), first + i), int_at(own.counts.view(), i)) << "row " << first + i;
+    for (int64_t c = 0; c < g_.topk; ++c) {
+      const int64_t index = int_at(out.indices.view(), first + i, c);
+      ASSERT_EQ(index, int_at(own.indices.view(), i, c)) << "row " << first + i << ", column " << c;
+      ASSERT_EQ(bits_of(float_at(out.scores.view(), first + i, c)), bits_of(float_at(own.scores.view(), i, c)))
+          << "row " << first + i << ", column " << c;
+      const int64_t slot =
+          index < 0 ? -1
+                    : int64_t{r.pages[static_cast<size_t>(index / g_.page_size)]} * g_.page_size + index % g_.page_size;
+      ASSERT_EQ(int_at(out.slots.view(), first + i, c), slot) << "row " << first + i << ", column " << c;
+    }
+    ++answered;
+  }
+}
+
+void Day::check(const Inputs& in, const Outputs& out) {
+  int64_t first = 0;
+  for (size_t b = 0; b < running_.size(); ++b) {
+    SCOPED_TRACE("request " + std::to_string(running_[b].id) + ", number " + std::to_string(b) + " of the batch, " +
+                 std::to_string(running_[b].cached) + " tokens before");
+    if (running_[b].rows > 0) check_request(in, out, b, first);
+    if (::testing::Test::HasFatalFailure()) return;
+    first += running_[b].rows;
+  }
+  for (int64_t row = first; row < in.capacity; ++row, ++padded_rows) {
+    EXPECT_EQ(int_at(out.counts.view(), row), 0) << "padded row " << row;
+    for (int64_t c = 0; c < g_.topk; ++c) ASSERT_EQ(int_at(out.indices.view(), row, c), -1) << "padded row " << row;
+  }
+  for (const Guarded* g : {&out.indices, &out.slots, &out.scores}) {
+    EXPECT_EQ(g->touched_outside(in.capacity, g_.topk), "") << "rows of the buffer that are no rows of the step";
+  }
+}
+
+void Day::step() {
+  ++number_;
+  arrive();
+  schedule();
+  const Inputs in = inputs();
+  Want want;
+  want.slots = want.scores = want.counts = true;
+  want.slot_map = {in.table.view(), false, g_.page_size};
+  const Outputs out(g_.step_rows, g_.topk, want);
+  answer(in, out);
+  check(in, out);
+  mixed_steps += in.plan.num_decode_rows > 0 && in.plan.num_prefill_rows > 0;
+  advance();
+}
+
+const std::vector<Geometry>& geometries() {
+  static const std::vector<Geometry> all = [] {
+    std::vector<Geometry> list;
+    const auto add = [&](const char* name, KeyFormat format, int32_t page_size) -> Geometry& {
+      Geometry g{name};
+      g.format = format, g.page_size = page_size, g.seed = list.size() + 1;
+      list.push_back(g);
+      return list.back();
+    };
+    add("fp8_page16", KeyFormat::fp8, 16).rope = true;
+    add("fp8_page64", KeyFormat::fp8, 64).uniform = true;
+    add("bf16_page16", KeyFormat::bf16, 16).uniform = true;
+    add("bf16_page64", KeyFormat::bf16, 64).next_n = 1;
+    Geometry& compressed = add("fp8_page16_ratio4", KeyFormat::fp8, 16);
+    compressed.ratio = 4, compressed.pool_keys = 180, compressed.rope = true;
+    return list;
+  }();
+  return all;
+}
+
+class Serving : public BackendTest {};
+
+TEST_P(Serving, EveryAnswerOfADayEqualsOneFromScratch) {
+  for (const Geometry& geometry : geometries()) {
+    Day day(geometry, GetParam());
+    for (int step = 0; step < 200; ++step) {
+      SCOPED_TRACE(std::string(geometry.name) + ", step " + std::to_string(step));
+      day.step();
+      if (HasFailure()) return;
+    }
+    // A day in which little happened would test little.
+    EXPECT_GT(day.answered, 1000) << geometry.name;
+    EXPECT_GT(day.mixed_steps, 50) << geometry.name;
+    EXPECT_GT(day.preempted, 5) << geometry.name;
+    EXPECT_GT(day.finished, 10) << geometry.name;
+    EXPECT_GT(day.padded_rows, 100) << geometry.name;
+    EXPECT_GT(geometry.next_n > 1 ? day.rejected : 1, 0) << geometry.name;
+  }
+}
+TOPKEY_ON_EVERY_BACKEND(Serving);
+
+}  // namespace
+}  // namespace topkey::testing
