@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "cpu/dot-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "topkey/format.h"
 
@@ -194,7 +195,7 @@ void Decode(KeyFormat format, const uint8_t* const* rows, int64_t count, int64_t
   const int64_t stride = PanelKeys();
   for (int64_t key = 0; key < count; key += 8, rows += 8) {
     // Pages lie anywhere: ask for the rows after the next ones now, the hardware cannot guess them.
-    for (int64_t ahead = 16; ahead < 24 && key + ahead < count; ++ahead) hn::Prefetch(rows[ahead]);
+    for (int64_t ahead = 16; ahead < 24 && key + ahead < count; ++ahead) hwy::Prefetch(rows[ahead]);
     float* panel = panels + key / stride * dim * stride + key % stride;
     switch (format) {
       case KeyFormat::bf16: Decode8<uint16_t, false>(rows, 0, 2 * dim, FromBf16{}, panel, stride); break;
