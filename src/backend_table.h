@@ -33,6 +33,9 @@ enum class Op : int32_t {
 };
 const char* op_name(Op op) noexcept;
 
+/// Flag of exec that only the layer sets: a strict call checks device values, raises or returns, and writes nothing.
+constexpr uint32_t kCheckOnly = uint32_t{1} << 31;
+
 /// What validation learnt of a call from shapes, dtypes and host integers: all that choosing a backend and sizing a workspace may
 /// depend on. Fields that an operation does not have are 0.
 struct Shape {

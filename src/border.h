@@ -29,15 +29,15 @@ template <class Cpp, class C>
 Cpp from_c(const char* op, const char* name, const C* given) {
   static_assert(sizeof(Cpp) == sizeof(C) && alignof(Cpp) == alignof(C), "C and C++ twins must have one layout");
   const Check c(op, Mode::call);
-  c.require(given != nullptr, name, "a struct", "null");
+  TOPKEY_REQUIRE(c, given != nullptr, name, "a struct", "null");
   Cpp value{};
   const size_t size = given->struct_size == 0 ? kFirstSize<C> : given->struct_size;
-  c.require(size >= sizeof(uint32_t), name, "a struct with struct_size", std::to_string(size));
+  TOPKEY_REQUIRE(c, size >= sizeof(uint32_t), name, "a struct with struct_size", std::to_string(size));
   std::memcpy(&value, given, std::min(size, sizeof(C)));
   const unsigned char* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = sizeof(C); i < size; ++i) {
-    c.require(bytes[i] == 0, name, "of this library's version (" TOPKEY_VERSION ")",
-              "newer fields that it does not know");
+    TOPKEY_REQUIRE(c, bytes[i] == 0, name, "of this library's version (" TOPKEY_VERSION ")",
+                   "newer fields that it does not know");
   }
   return value;
 }

@@ -9,7 +9,7 @@
 
 #include "backend_table.h"
 #include "border.h"
-#include "validate.h"
+#include "call.h"
 
 namespace topkey {
 namespace {
@@ -29,17 +29,6 @@ topkey_status keep_error(topkey_status status, const char* sentence) noexcept {
 
 namespace {
 
-template <class Args>
-struct Operation;
-#define X(op_, Args)                                \
-  template <>                                       \
-  struct Operation<Args> {                          \
-    static constexpr Op op = Op::op_;               \
-    static constexpr auto function = &Backend::op_; \
-  };
-TOPKEY_OPERATIONS(X)
-#undef X
-
 /// Queries of `q` go with keys of `format` (score.h).
 bool can_pair(KeyFormat format, DType q) {
   switch (format) {
@@ -53,48 +42,13 @@ bool can_pair(KeyFormat format, DType q) {
   return false;
 }
 
-/// Under a caller's team a one-thread backend works on rank 0; the others wait, so that all return after the work is done.
-template <class Work>
-void run_on_rank_0(const Team& team, Work&& work) {
-  const auto wait = [&team] {
-    if (team.size > 1) team.barrier(team.ctx);
-  };
-  if (team.rank == 0) {
-    try {
-      work();
-    } catch (...) {
-      wait();
-      throw;
-    }
-  }
-  wait();
-}
-
-template <class Args>
-void run(const Args& args, const Exec& exec) {
-  constexpr Op op = Operation<Args>::op;
-  validate_exec(op_name(op), exec);
-  const Shape shape = validate(args, Mode::call);
-  const Backend& b = choose_backend(op, shape, exec);
-  const size_t needed = b.workspace_bytes(op, shape);
-  if (needed > exec.workspace_bytes || (needed > 0 && exec.workspace == nullptr)) {
-    throw Error(Status::workspace_too_small, std::string(op_name(op)) + ": exec.workspace_bytes must be at least " +
-                                                 std::to_string(needed) + ", got " +
-                                                 std::to_string(exec.workspace_bytes));
-  }
-  const auto work = [&] { (b.*Operation<Args>::function)(args, exec); };
-  if (exec.team != nullptr && b.one_thread) {
-    run_on_rank_0(*exec.team, work);
-  } else {
-    work();
-  }
-}
-
 template <class Args, class CArgs>
 topkey_status call(const CArgs* args, const topkey_exec* exec) noexcept {
   return guard([&] {
     const char* name = op_name(Operation<Args>::op);
-    run(from_c<Args>(name, "args", args), from_c<Exec>(name, "exec", exec));
+    const Args a = from_c<Args>(name, "args", args);
+    const Exec e = from_c<Exec>(name, "exec", exec);
+    run_checked(check_call(a, e), a, e);
   });
 }
 

@@ -43,8 +43,9 @@ topkey_status topkey_plan_step(const topkey_plan_step_args* args, topkey_step_pl
     const StepPlan s = plan::summary(step);
     const std::vector<int64_t> sizes = plan::row_shard_sizes(step, s.num_decode_requests);
     const Check c("plan_step", Mode::call);
-    c.require(out != nullptr, "plan", "a struct", "null");
-    c.require(sizes.empty() || row_shard_sizes != nullptr, "row_shard_sizes", "room for row_shards numbers", "null");
+    TOPKEY_REQUIRE(c, out != nullptr, "plan", "a struct", "null");
+    TOPKEY_REQUIRE(c, sizes.empty() || row_shard_sizes != nullptr, "row_shard_sizes", "room for row_shards numbers",
+                   "null");
     std::copy(sizes.begin(), sizes.end(), row_shard_sizes);
     *out = {sizeof *out,      s.num_decode_requests, s.num_decode_rows, s.num_prefill_rows, s.max_next_n,
             s.decode_uniform, s.max_decode_len,      s.max_prefill_len, !sizes.empty()};

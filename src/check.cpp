@@ -96,10 +96,6 @@ void Check::fail(const char* name, const std::string& must, const std::string& g
   throw Error(Status::invalid_argument, std::string(op_) + ": " + name + " must be " + must + ", got " + got);
 }
 
-void Check::require(bool ok, const char* name, const std::string& must, const std::string& got) const {
-  if (!ok) fail(name, must, got);
-}
-
 void Check::number(const char* name, int64_t value, int64_t low, int64_t high) const {
   if (value >= low && value <= high) return;
   fail(name, "from " + std::to_string(low) + " to " + std::to_string(high), std::to_string(value));

@@ -54,7 +54,6 @@ class Check {
               unsigned flags) const;
   void absent(const char* name, const Tensor& t, const char* why) const;
   void number(const char* name, int64_t value, int64_t low, int64_t high) const;
-  void require(bool ok, const char* name, const std::string& must, const std::string& got) const;
   [[noreturn]] void fail(const char* name, const std::string& must, const std::string& got) const;
   Mode mode() const noexcept { return mode_; }
   const char* op() const noexcept { return op_; }
@@ -63,6 +62,12 @@ class Check {
   const char* op_;
   Mode mode_;
 };
+
+/// Fails unless `ok`. A macro, so that the sentences are made only when they are needed: a call that is right allocates nothing.
+#define TOPKEY_REQUIRE(check, ok, name, must, got) \
+  do {                                             \
+    if (!(ok)) (check).fail(name, must, got);      \
+  } while (false)
 
 std::string describe(const Tensor& t);
 std::string list_of(DTypes dtypes);

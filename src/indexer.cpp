@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "call.h"
 #include "check.h"
 
 namespace topkey::layer {
@@ -32,11 +33,14 @@ PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
   a.admit.force_first = config.force_first;
   a.admit.force_last = config.force_last;
   a.out = step.out;
+  // A wider buffer than configured is used in its first columns only.
+  Tensor candidates = step.candidates;
+  candidates.shape[1] = config.candidate_topk_blocks;
   if (config.role == CandidateRole::source) {
-    a.out.blocks = step.candidates;
+    a.out.blocks = candidates;
     a.out.block_size = config.candidate_block_size;
   } else if (config.role == CandidateRole::consumer) {
-    a.admit.candidates = step.candidates;
+    a.admit.candidates = candidates;
     a.admit.candidate_block_size = config.candidate_block_size;
   }
   return a;
@@ -52,12 +56,12 @@ void clear_rows(const Tensor& t, int64_t rows) {
 
 void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& step) {
   const KeyCache& cache = step.keys.cache;
-  c.require(cache.format == config.format, "keys.cache.format",
-            std::string("the configured ") + format_name(config.format), format_name(cache.format));
-  c.require(cache.head_dim == config.head_dim, "keys.cache.head_dim",
-            "the configured " + std::to_string(config.head_dim), std::to_string(cache.head_dim));
-  c.require(step.rows.count == 0 || step.q.values.shape[1] == config.heads, "q.values",
-            "of the configured " + std::to_string(config.heads) + " heads", describe(step.q.values));
+  TOPKEY_REQUIRE(c, cache.format == config.format, "keys.cache.format",
+                 std::string("the configured ") + format_name(config.format), format_name(cache.format));
+  TOPKEY_REQUIRE(c, cache.head_dim == config.head_dim, "keys.cache.head_dim",
+                 "the configured " + std::to_string(config.head_dim), std::to_string(cache.head_dim));
+  TOPKEY_REQUIRE(c, step.rows.count == 0 || step.q.values.shape[1] == config.heads, "q.values",
+                 "of the configured " + std::to_string(config.heads) + " heads", describe(step.q.values));
   c.number("num_decode_rows", step.num_decode_rows, 0, step.rows.count);
   c.absent("out.blocks", step.out.blocks, "(the layer gives `candidates`)");
   if (config.role == CandidateRole::none) {
@@ -98,7 +102,8 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
   const int64_t rows = limits.max_rows, dim = config.head_dim;
   IndexerStep step{};
   step.keys.cache = {tensor(nullptr, DType::u8, {1, row_bytes(f, dim)}), f, Layout::planar, 1, config.head_dim};
-  step.keys.block_table = tensor(nullptr, DType::i32, {std::max<int64_t>(limits.max_requests, rows), limits.max_len});
+  // As wide as a table can be: an engine's may be wider than max_len, and what is asked for hardly depends on it.
+  step.keys.block_table = tensor(nullptr, DType::i32, {1, kMaxKeys});
   const bool codes = f == KeyFormat::fp8 || f == KeyFormat::mxfp4;
   step.q.values =
       tensor(nullptr, codes ? DType::u8 : DType::f32, {rows, config.heads, f == KeyFormat::mxfp4 ? dim / 2 : dim});
@@ -129,11 +134,15 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
   const StoreK store = store_args(config, step);
   // Both stages are checked before either writes.
   const bool stores = c.has(step.k);
-  const char* why = paged_mqa_topk_unsupported(search, exec);
-  if (why == nullptr && stores) why = store_k_unsupported(store, exec);
-  if (why != nullptr) throw Error(Status::invalid_argument, why);
-  c.require(exec.workspace_bytes >= paged_mqa_topk_workspace_bytes(search, exec), "exec.workspace_bytes",
-            "that of the layer's limits", std::to_string(exec.workspace_bytes));
+  const Backend& searcher = check_call(search, exec);
+  const Backend* storer = stores ? &check_call(store, exec) : nullptr;
+  if (exec.strict) {
+    Exec dry = exec;
+    dry.flags |= kCheckOnly;
+    dry.stats = nullptr;
+    if (storer != nullptr) run_checked(*storer, store, dry);
+    run_checked(searcher, search, dry);
+  }
   // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
   const bool alone = exec.team == nullptr;
   if (!step.cleared && (alone || exec.team->rank == 0)) {
@@ -141,8 +150,8 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
     clear_rows(step.out.slots, step.rows.count);
   }
   if (!step.cleared && !alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
-  if (stores) store_k(store, exec);
-  paged_mqa_topk(search, exec);
+  if (storer != nullptr) run_checked(*storer, store, exec);
+  run_checked(searcher, search, exec);
 }
 
 }  // namespace topkey::layer

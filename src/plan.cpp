@@ -12,8 +12,8 @@ namespace {
 
 void check(const Check& c, const PlanStep& step) {
   c.number("num_requests", step.num_requests, 0, kMaxKeys);
-  c.require(step.num_requests == 0 || step.query_lens != nullptr, "query_lens", "given", "null");
-  c.require(step.num_requests == 0 || step.seq_lens != nullptr, "seq_lens", "given", "null");
+  TOPKEY_REQUIRE(c, step.num_requests == 0 || step.query_lens != nullptr, "query_lens", "given", "null");
+  TOPKEY_REQUIRE(c, step.num_requests == 0 || step.seq_lens != nullptr, "seq_lens", "given", "null");
   for (int64_t b = 0; b < step.num_requests; ++b) {
     c.number("query_lens", step.query_lens[b], 0, kMaxKeys);
     c.number("seq_lens", step.seq_lens[b], 0, kMaxKeys);
@@ -31,6 +31,17 @@ int64_t key_rows(const PlanStep& step, int64_t b) { return step.seq_lens[b] / ra
 
 /// a * b <= limit, without overflow.
 bool product_fits(int64_t a, int64_t b, int64_t limit) { return a == 0 || b <= limit / a; }
+
+/// The largest cost of a shard, from running sums.
+int64_t dearest(const std::vector<int64_t>& sizes, const std::vector<int64_t>& sums) {
+  int64_t most = 0, row = 0, before = 0;
+  for (const int64_t size : sizes) {
+    row += size;
+    most = std::max(most, sums[static_cast<size_t>(row - 1)] - before);
+    before = sums[static_cast<size_t>(row - 1)];
+  }
+  return most;
+}
 
 }  // namespace
 
@@ -59,8 +70,8 @@ std::vector<PrefillChunk> prefill_chunks(const PlanStep& step) {
   std::vector<PrefillChunk> chunks;
   for (int64_t b = first; b < step.num_requests;) {
     int64_t rows = step.query_lens[b], keys = key_rows(step, b), end = b + 1;
-    c.require(keys <= most_keys, "gather_rows", "enough for the longest request, " + std::to_string(keys),
-              std::to_string(most_keys));
+    TOPKEY_REQUIRE(c, keys <= most_keys, "gather_rows", "enough for the longest request, " + std::to_string(keys),
+                   std::to_string(most_keys));
     for (; end < step.num_requests; ++end) {
       const int64_t more_rows = rows + step.query_lens[end], more_keys = keys + key_rows(step, end);
       if (more_keys > most_keys || !product_fits(more_rows, more_keys, most_logits)) break;
@@ -83,11 +94,11 @@ std::vector<Range> decode_chunks(int64_t rows, int64_t width, int64_t budget) {
   const Check c("decode_chunks", Mode::call);
   c.number("rows", rows, 0, kMaxKeys);
   c.number("width", width, 0, kMaxKeys);
-  c.require(budget >= 0, "budget", "nonnegative", std::to_string(budget));
+  TOPKEY_REQUIRE(c, budget >= 0, "budget", "nonnegative", std::to_string(budget));
   if (rows == 0 || budget == 0 || product_fits(rows, 2 * width, budget)) return {};
   constexpr int64_t kUnit = 16;
   const int64_t most_units = budget / (2 * width) / kUnit;
-  c.require(most_units >= 1, "budget", "enough for 16 bf16 rows", std::to_string(budget));
+  TOPKEY_REQUIRE(c, most_units >= 1, "budget", "enough for 16 bf16 rows", std::to_string(budget));
   const int64_t units = (rows + kUnit - 1) / kUnit, slices = (units + most_units - 1) / most_units;
   std::vector<Range> ranges;
   int64_t first = 0;
@@ -111,18 +122,19 @@ std::vector<int64_t> row_shard_sizes(const PlanStep& step, int64_t first_prefill
   }
   const int64_t rows = static_cast<int64_t>(sums.size());
   if (shards <= 1 || rows < shards * std::max<int64_t>(step.min_shard_rows, 1)) return {};
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> by_cost, by_rows;
   int64_t begin = 0;
   for (int64_t s = 1; s <= shards; ++s) {
     const double share = static_cast<double>(total) * static_cast<double>(s) / static_cast<double>(shards);
-    const int64_t cut = std::upper_bound(sums.begin(), sums.end(), share,
-                                         [](double x, int64_t y) { return x < static_cast<double>(y); }) -
-                        sums.begin();
+    const auto above = [](double x, int64_t y) { return x < static_cast<double>(y); };
+    const int64_t cut = std::upper_bound(sums.begin(), sums.end(), share, above) - sums.begin();
     const int64_t end = s == shards ? rows : std::clamp(cut, begin + 1, rows - (shards - s));
-    sizes.push_back(end - begin);
+    by_cost.push_back(end - begin);
+    by_rows.push_back(rows / shards + (s <= rows % shards ? 1 : 0));
     begin = end;
   }
-  return sizes;
+  // On short batches a cut by cost can be coarser than equal rows.
+  return dearest(by_cost, sums) <= dearest(by_rows, sums) ? by_cost : by_rows;
 }
 
 StepPlan summary(const PlanStep& step) {

@@ -21,7 +21,7 @@ int64_t check_query(const Check& c, const Query& q, KeyFormat format, int64_t he
   if (format != KeyFormat::mxfp4) {
     c.absent("q.scales", q.scales, "but for mxfp4 keys");
   } else if (q.scales.dtype == DType::i32) {
-    c.require(head_dim == 128, "q.scales", "u8|e8m0 [R, H, D/32] where D is not 128", describe(q.scales));
+    TOPKEY_REQUIRE(c, head_dim == 128, "q.scales", "u8|e8m0 [R, H, D/32] where D is not 128", describe(q.scales));
     c.tensor("q.scales", q.scales, kI32, {rows, exactly(heads)}, kUnit);
   } else {
     c.tensor("q.scales", q.scales, kE8m0, {rows, exactly(heads), exactly(head_dim / 32)}, kUnit);
@@ -53,7 +53,7 @@ void check_selection(const Check& c, const Selection& out, const RowFacts& rows,
   const Extent r = at_least(rows.count), k = at_least(topk);
   const bool indices = c.tensor("out.indices", out.indices, kI32, {r, k}, kUnit | kOptional | kOutput);
   const bool slots = c.tensor("out.slots", out.slots, kI32, {r, k}, kUnit | kOptional | kOutput);
-  c.require(indices || slots, "out.indices", "given (or out.slots)", describe(out.indices));
+  TOPKEY_REQUIRE(c, indices || slots, "out.indices", "given (or out.slots)", describe(out.indices));
   c.tensor("out.scores", out.scores, kF32, {r, k}, kUnit | kOptional | kOutput);
   c.tensor("out.counts", out.counts, kI32, {r}, kOptional | kOutput);
   c.tensor("out.index_base", out.index_base, kI32, {r}, kOptional);
@@ -86,8 +86,9 @@ void check_sharded(const Check& c, const PagedMqaTopk& a) {
   c.absent("rows.start", a.rows.start, "under a shard");
   c.absent("admit.candidates", a.admit.candidates, "under a shard");
   c.absent("out.blocks", a.out.blocks, "under a shard");
-  c.require(a.admit.force_first == 0, "admit.force_first", "0 under a shard", std::to_string(a.admit.force_first));
-  c.require(a.admit.force_last == 0, "admit.force_last", "0 under a shard", std::to_string(a.admit.force_last));
+  TOPKEY_REQUIRE(c, a.admit.force_first == 0, "admit.force_first", "0 under a shard",
+                 std::to_string(a.admit.force_first));
+  TOPKEY_REQUIRE(c, a.admit.force_last == 0, "admit.force_last", "0 under a shard", std::to_string(a.admit.force_last));
 }
 
 int64_t bounded(int64_t keys, const Rows& rows) {
@@ -118,7 +119,7 @@ int64_t dense_count(const Check& c, const DenseKeys& keys, int64_t* head_dim) {
   *head_dim = check_dense(c, "keys.values", "keys.scales", keys, any(), -1, 0);
   const int64_t n = keys.values.shape[0];
   if (c.has(keys.scales))
-    c.require(keys.scales.shape[0] >= n, "keys.scales", "a row for each key", describe(keys.scales));
+    TOPKEY_REQUIRE(c, keys.scales.shape[0] >= n, "keys.scales", "a row for each key", describe(keys.scales));
   c.number("keys.values rows", n, 0, kMaxKeys);
   return n;
 }

@@ -32,15 +32,15 @@ int64_t dim_of_elements(KeyFormat format, int64_t elements) {
 
 void check_format(const Check& c, const char* name, KeyFormat format) {
   const int f = static_cast<int>(format);
-  c.require(f >= 0 && f <= static_cast<int>(KeyFormat::q8_0), name, "a KeyFormat (0 to 5)", std::to_string(f));
+  TOPKEY_REQUIRE(c, f >= 0 && f <= static_cast<int>(KeyFormat::q8_0), name, "a KeyFormat (0 to 5)", std::to_string(f));
 }
 
 void check_dim(const Check& c, const char* name, KeyFormat format, int64_t head_dim) {
   c.number(name, head_dim, 1, kMaxDim);
   const int64_t multiple = dim_multiple(format);
-  c.require(head_dim % multiple == 0, name,
-            "a multiple of " + std::to_string(multiple) + " for " + format_name(format) + " keys",
-            std::to_string(head_dim));
+  TOPKEY_REQUIRE(c, head_dim % multiple == 0, name,
+                 "a multiple of " + std::to_string(multiple) + " for " + format_name(format) + " keys",
+                 std::to_string(head_dim));
 }
 
 int64_t check_dense(const Check& c, const char* values_name, const char* scales_name, const DenseKeys& keys,
@@ -58,7 +58,7 @@ int64_t check_dense(const Check& c, const char* values_name, const char* scales_
     c.tensor(scales_name, keys.scales, kF32, {scale_rows}, flags);
   } else if (format == KeyFormat::mxfp4) {
     if (keys.scales.dtype == DType::i32) {
-      c.require(head_dim == 128, scales_name, "u8|e8m0 [N, D/32] where D is not 128", describe(keys.scales));
+      TOPKEY_REQUIRE(c, head_dim == 128, scales_name, "u8|e8m0 [N, D/32] where D is not 128", describe(keys.scales));
       c.tensor(scales_name, keys.scales, kI32, {scale_rows}, flags);
     } else {
       c.tensor(scales_name, keys.scales, kE8m0, {scale_rows, exactly(head_dim / 32)}, flags | kUnit);
@@ -72,7 +72,8 @@ int64_t check_dense(const Check& c, const char* values_name, const char* scales_
 void check_cache(const Check& c, const KeyCache& cache) {
   check_format(c, "cache.format", cache.format);
   const int layout = static_cast<int>(cache.layout);
-  c.require(layout == 0 || layout == 1, "cache.layout", "planar (0) or interleaved (1)", std::to_string(layout));
+  TOPKEY_REQUIRE(c, layout == 0 || layout == 1, "cache.layout", "planar (0) or interleaved (1)",
+                 std::to_string(layout));
   c.number("cache.page_size", cache.page_size, 1, kMaxKeys);
   check_dim(c, "cache.head_dim", cache.format, cache.head_dim);
   const int64_t bytes = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim).page_bytes;
@@ -80,11 +81,11 @@ void check_cache(const Check& c, const KeyCache& cache) {
   const int64_t stride = cache.pages.stride[0];
   const std::string got = "a page stride of " + std::to_string(stride) + " bytes";
   if (cache.pages.shape[0] > 1) {
-    c.require(stride >= bytes, "cache.pages", "pages at least " + std::to_string(bytes) + " bytes apart", got);
-    c.require(stride % 4 == 0, "cache.pages", "pages a multiple of 4 bytes apart", got);
+    TOPKEY_REQUIRE(c, stride >= bytes, "cache.pages", "pages at least " + std::to_string(bytes) + " bytes apart", got);
+    TOPKEY_REQUIRE(c, stride % 4 == 0, "cache.pages", "pages a multiple of 4 bytes apart", got);
   }
-  c.require(reinterpret_cast<uintptr_t>(cache.pages.data) % 4 == 0, "cache.pages", "4-byte aligned",
-            "a misaligned address");
+  TOPKEY_REQUIRE(c, reinterpret_cast<uintptr_t>(cache.pages.data) % 4 == 0, "cache.pages", "4-byte aligned",
+                 "a misaligned address");
 }
 
 void check_shard(const Check& c, const Shard& shard) {
@@ -103,14 +104,14 @@ void check_rope(const Check& c, const Rope& rope, int64_t rows, int64_t head_dim
     return;
   }
   c.number("rope.dim", rope.dim, 2, head_dim);
-  c.require(rope.dim % 2 == 0, "rope.dim", "even", std::to_string(rope.dim));
+  TOPKEY_REQUIRE(c, rope.dim % 2 == 0, "rope.dim", "even", std::to_string(rope.dim));
   c.tensor("rope.positions", rope.positions, kInts, {at_least(rows)}, 0);
   c.tensor("rope.cos_sin", rope.cos_sin, kFloats, {any(), exactly(rope.dim)}, kUnit);
 }
 
 void check_norm(const Check& c, const Norm& norm, int64_t head_dim) {
   const int kind = static_cast<int>(norm.kind);
-  c.require(kind >= 0 && kind <= 2, "norm.kind", "a NormKind (0 to 2)", std::to_string(kind));
+  TOPKEY_REQUIRE(c, kind >= 0 && kind <= 2, "norm.kind", "a NormKind (0 to 2)", std::to_string(kind));
   if (norm.kind == NormKind::none) {
     c.absent("norm.weight", norm.weight, "where norm.kind is none");
     c.absent("norm.bias", norm.bias, "where norm.kind is none");
@@ -119,18 +120,19 @@ void check_norm(const Check& c, const Norm& norm, int64_t head_dim) {
   c.tensor("norm.weight", norm.weight, kWeights, {exactly(head_dim)}, kUnit | kOptional);
   if (norm.kind == NormKind::rms) c.absent("norm.bias", norm.bias, "for an rms norm");
   c.tensor("norm.bias", norm.bias, kWeights, {exactly(head_dim)}, kUnit | kOptional);
-  c.require(norm.eps >= 0 && norm.eps < 1e30f, "norm.eps", "finite and not negative", std::to_string(norm.eps));
+  TOPKEY_REQUIRE(c, norm.eps >= 0 && norm.eps < 1e30f, "norm.eps", "finite and not negative", std::to_string(norm.eps));
 }
 
 void check_hadamard(const Check& c, bool hadamard, int64_t head_dim) {
-  c.require(!hadamard || (head_dim & (head_dim - 1)) == 0, "hadamard", "false where head_dim is no power of two",
-            "true for " + std::to_string(head_dim));
+  TOPKEY_REQUIRE(c, !hadamard || (head_dim & (head_dim - 1)) == 0, "hadamard",
+                 "false where head_dim is no power of two", "true for " + std::to_string(head_dim));
 }
 
 void check_rule(const Check& c, QuantRule rule, ScaleRule scale, KeyFormat format, bool query) {
   const int r = static_cast<int>(rule), s = static_cast<int>(scale);
-  c.require(r >= 0 && r <= static_cast<int>(QuantRule::q8_0), "rule", "a QuantRule (0 to 9)", std::to_string(r));
-  c.require(s == 0 || s == 1, "scale", "ue8m0 (0) or f32 (1)", std::to_string(s));
+  TOPKEY_REQUIRE(c, r >= 0 && r <= static_cast<int>(QuantRule::q8_0), "rule", "a QuantRule (0 to 9)",
+                 std::to_string(r));
+  TOPKEY_REQUIRE(c, s == 0 || s == 1, "scale", "ue8m0 (0) or f32 (1)", std::to_string(s));
   const auto among = [&](std::initializer_list<QuantRule> rules) {
     bool found = rule == QuantRule::automatic;
     for (QuantRule one : rules) found = found || rule == one;
@@ -147,10 +149,10 @@ void check_rule(const Check& c, QuantRule rule, ScaleRule scale, KeyFormat forma
     suits = among({!query && format == KeyFormat::q8_0 ? QuantRule::q8_0 : QuantRule::automatic});
   }
   const std::string side = std::string(format_name(format)) + (query ? " queries" : " keys");
-  c.require(suits, "rule", "automatic or a rule of " + side, "rule " + std::to_string(r));
-  c.require(scale == ScaleRule::ue8m0 || format == KeyFormat::fp8, "scale", "ue8m0 (the default) but for fp8 keys",
-            "f32");
-  c.require(scale == ScaleRule::ue8m0 || rule != QuantRule::v4_key, "scale", "ue8m0 under rule v4_key", "f32");
+  TOPKEY_REQUIRE(c, suits, "rule", "automatic or a rule of " + side, "rule " + std::to_string(r));
+  TOPKEY_REQUIRE(c, scale == ScaleRule::ue8m0 || format == KeyFormat::fp8, "scale",
+                 "ue8m0 (the default) but for fp8 keys", "f32");
+  TOPKEY_REQUIRE(c, scale == ScaleRule::ue8m0 || rule != QuantRule::v4_key, "scale", "ue8m0 under rule v4_key", "f32");
 }
 
 RowFacts check_rows(const Check& c, const Rows& rows, bool has_default_end) {
@@ -161,16 +163,17 @@ RowFacts check_rows(const Check& c, const Rows& rows, bool has_default_end) {
   const Extent every_row = at_least(rows.count);
   const bool by_request = c.tensor("rows.request", rows.request, kI32, {every_row}, kOptional);
   const bool by_indptr = c.tensor("rows.q_indptr", rows.q_indptr, kI32, {at_least(1)}, kOptional);
-  c.require(!by_request || !by_indptr, "rows.q_indptr", "absent where rows.request is given", describe(rows.q_indptr));
-  c.require(n == 1 || rows.count % n == 0, "rows.count", "a multiple of next_n " + std::to_string(n),
-            std::to_string(rows.count));
+  TOPKEY_REQUIRE(c, !by_request || !by_indptr, "rows.q_indptr", "absent where rows.request is given",
+                 describe(rows.q_indptr));
+  TOPKEY_REQUIRE(c, n == 1 || rows.count % n == 0, "rows.count", "a multiple of next_n " + std::to_string(n),
+                 std::to_string(rows.count));
   c.tensor("rows.start", rows.start, kI32, {every_row}, kOptional);
   const bool by_length = c.tensor("rows.length", rows.length, kI32, {every_row}, kOptional);
   if (c.has(rows.end)) {
-    c.require(!by_length, "rows.length", "absent where rows.end is given", describe(rows.length));
+    TOPKEY_REQUIRE(c, !by_length, "rows.length", "absent where rows.end is given", describe(rows.length));
     c.tensor("rows.end", rows.end, kI32, {any()}, 0);
-    c.require(
-        rows.end.shape[0] == rows.count || (n > 1 && rows.end.shape[0] == rows.count / n), "rows.end",
+    TOPKEY_REQUIRE(
+        c, rows.end.shape[0] == rows.count || (n > 1 && rows.end.shape[0] == rows.count / n), "rows.end",
         "i32 [" + std::to_string(rows.count) + "]" + (n > 1 ? " or [" + std::to_string(rows.count / n) + "]" : ""),
         describe(rows.end));
   } else if (!by_length && !has_default_end && rows.count > 0) {

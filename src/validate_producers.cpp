@@ -10,7 +10,7 @@ namespace {
 
 /// Scales are f32 numbers a caller may leave 0 (= 1).
 void check_scale(const Check& c, const char* name, float scale) {
-  c.require(scale >= -1e30f && scale <= 1e30f, name, "finite", std::to_string(scale));
+  TOPKEY_REQUIRE(c, scale >= -1e30f && scale <= 1e30f, name, "finite", std::to_string(scale));
 }
 
 Shape producer_shape(KeyFormat format, int64_t rows, int64_t head_dim) {
@@ -28,20 +28,22 @@ bool has_own_scales(KeyFormat format) { return format == KeyFormat::fp8 || forma
 void validate_exec(const char* op, const Exec& exec) {
   const Check c(op, Mode::call);
   const int device = static_cast<int>(exec.device);
-  c.require(device == 0 || device == 1, "exec.device", "cpu (0) or cuda (1)", std::to_string(device));
+  TOPKEY_REQUIRE(c, device == 0 || device == 1, "exec.device", "cpu (0) or cuda (1)", std::to_string(device));
   c.number("exec.device_id", exec.device_id, 0, 4095);
   c.number("exec.max_sms", exec.max_sms, 0, kMaxKeys);
   c.number("exec.threads", exec.threads, 0, kMaxKeys);
-  c.require(reinterpret_cast<uintptr_t>(exec.workspace) % 256 == 0, "exec.workspace", "256-byte aligned",
-            "a misaligned address");
-  c.require(reinterpret_cast<uintptr_t>(exec.stats) % 8 == 0, "exec.stats", "8-byte aligned", "a misaligned address");
-  c.require((exec.flags & ~uint32_t{kOverlapPrevious}) == 0, "exec.flags", "of known bits", std::to_string(exec.flags));
+  TOPKEY_REQUIRE(c, reinterpret_cast<uintptr_t>(exec.workspace) % 256 == 0, "exec.workspace", "256-byte aligned",
+                 "a misaligned address");
+  TOPKEY_REQUIRE(c, reinterpret_cast<uintptr_t>(exec.stats) % 8 == 0, "exec.stats", "8-byte aligned",
+                 "a misaligned address");
+  TOPKEY_REQUIRE(c, (exec.flags & ~uint32_t{kOverlapPrevious}) == 0, "exec.flags", "of known bits",
+                 std::to_string(exec.flags));
   if (exec.team != nullptr) {
     const Team& team = *exec.team;
-    c.require(exec.device == Device::cpu, "exec.team", "null on a GPU", "a team");
+    TOPKEY_REQUIRE(c, exec.device == Device::cpu, "exec.team", "null on a GPU", "a team");
     c.number("exec.team->size", team.size, 1, 4096);
     c.number("exec.team->rank", team.rank, 0, team.size - 1);
-    c.require(team.size == 1 || team.barrier != nullptr, "exec.team->barrier", "a function", "null");
+    TOPKEY_REQUIRE(c, team.size == 1 || team.barrier != nullptr, "exec.team->barrier", "a function", "null");
   }
 }
 
@@ -131,11 +133,11 @@ Shape validate(const StoreK& a, Mode mode) {
   const int64_t rows = a.slot_mapping.shape[0];
   const bool ready = c.has(a.k_scales) || (format == KeyFormat::q8_0 && a.k.dtype == DType::u8);
   if (ready) {
-    c.require(has_own_scales(format) || !c.has(a.k_scales), "k_scales", "absent for keys without scales of their own",
-              describe(a.k_scales));
+    TOPKEY_REQUIRE(c, has_own_scales(format) || !c.has(a.k_scales), "k_scales",
+                   "absent for keys without scales of their own", describe(a.k_scales));
     check_dense(c, "k", "k_scales", DenseKeys{a.k, a.k_scales, format}, at_least(rows), dim, 0);
-    c.require(a.norm.kind == NormKind::none && a.rope.dim == 0 && !a.hadamard, "norm, rope and hadamard",
-              "absent for ready codes", "one of them");
+    TOPKEY_REQUIRE(c, a.norm.kind == NormKind::none && a.rope.dim == 0 && !a.hadamard, "norm, rope and hadamard",
+                   "absent for ready codes", "one of them");
   } else {
     c.tensor("k", a.k, kFloats, {at_least(rows), exactly(dim)}, kUnit);
   }
@@ -150,13 +152,13 @@ Shape validate(const GatherK& a, Mode mode) {
   const Check c("gather_k", mode);
   check_cache(c, a.keys.cache);
   check_shard(c, a.keys.shard);
-  c.require(!a.keys.table_per_row, "keys.table_per_row", "false", "true");
+  TOPKEY_REQUIRE(c, !a.keys.table_per_row, "keys.table_per_row", "false", "true");
   c.tensor("indptr", a.indptr, kI32, {at_least(1)}, 0);
   check_block_table(c, "keys.block_table", a.keys.block_table, a.indptr.shape[0] - 1);
   c.number("total", a.total, 0, kMaxKeys);
-  c.require(a.out.format == a.keys.cache.format, "out.format",
-            std::string("that of the cache, ") + format_name(a.keys.cache.format),
-            std::to_string(static_cast<int>(a.out.format)));
+  TOPKEY_REQUIRE(c, a.out.format == a.keys.cache.format, "out.format",
+                 std::string("that of the cache, ") + format_name(a.keys.cache.format),
+                 std::to_string(static_cast<int>(a.out.format)));
   check_dense(c, "out.values", "out.scales", a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
   return producer_shape(a.out.format, a.total, a.keys.cache.head_dim);
 }

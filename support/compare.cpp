@@ -49,7 +49,9 @@ void judge_cell(Report& report, const Cell& cell, int64_t row, int64_t column, d
   bool good;
   double error = 0;
   if (!std::isfinite(cell.want) || !std::isfinite(cell.got)) {
-    good = std::isnan(cell.want) ? std::isnan(cell.got) : cell.want == cell.got;
+    // An infinite bound: the key's scale is infinite and the sum before it has no certain sign.
+    good = (std::isnan(cell.want) ? std::isnan(cell.got) : cell.want == cell.got) ||
+           (std::isinf(cell.bound) && !std::isfinite(cell.got));
   } else {
     error = std::abs(static_cast<double>(cell.got) - static_cast<double>(cell.want));
     good = error <= cell.bound;
@@ -103,7 +105,7 @@ Report scores_report(const LogitsView& view, const Truth& truth, std::string_vie
         continue;
       }
       const float got = float_at(view.logits, r, n);
-      double bound = score_bound(arithmetic, truth.heads, truth.head_dim, truth.a[cell]);
+      double bound = score_bound(arithmetic, truth.heads, truth.head_dim, truth.a[cell], truth.tiny[cell]);
       if (bound > 0) bound += rounding_of(want, view.mask.data != nullptr, dtype);
       judge_cell(report, {got, want, bound}, r, n, truth.a[cell]);
       if (std::isfinite(got) && std::isfinite(want)) diff.add(static_cast<double>(got), static_cast<double>(want));
@@ -132,6 +134,7 @@ int64_t judge_set(Report& report, const SetRow& set, int64_t row) {
   std::vector<int64_t> only, missing;
   std::set_difference(set.got.begin(), set.got.end(), wanted.begin(), wanted.end(), std::back_inserter(only));
   std::set_difference(wanted.begin(), wanted.end(), set.got.begin(), set.got.end(), std::back_inserter(missing));
+  if (std::adjacent_find(set.got.begin(), set.got.end()) != set.got.end()) report.fail("a key was chosen twice", row);
   if (only.size() != missing.size()) {
     report.fail(std::to_string(set.got.size()) + " keys chosen, " + std::to_string(wanted.size()) + " expected", row);
   }
@@ -181,8 +184,9 @@ Report sets_report(const Args& args, const Truth& truth, std::string_view arithm
     const RowQuestion q = question(args, truth.ref.view(), r);
     std::vector<double> bounds;
     for (const Key& key : q.live) {
-      const double a = truth.a[static_cast<size_t>(r * truth.width + q.range.start + key.position)];
-      bounds.push_back(score_bound(arithmetic, truth.heads, truth.head_dim, std::max(0.0, a)));
+      const auto cell = static_cast<size_t>(r * truth.width + q.range.start + key.position);
+      bounds.push_back(
+          score_bound(arithmetic, truth.heads, truth.head_dim, std::max(0.0, truth.a[cell]), truth.tiny[cell]));
     }
     const int64_t base = args.out.index_base.data != nullptr ? int_at(args.out.index_base, r) : 0;
     const auto expected = std::min<int64_t>(q.topk, static_cast<int64_t>(q.live.size()));
@@ -222,12 +226,13 @@ std::string Report::text() const {
   return line;
 }
 
-double score_bound(std::string_view arithmetic, int64_t heads, int64_t head_dim, double a) {
+double score_bound(std::string_view arithmetic, int64_t heads, int64_t head_dim, double a, double tiny) {
   const auto terms = static_cast<double>(heads + head_dim + 4);
+  const double floor = tiny * 0x1p-150;
   if (arithmetic == "ref") return 0;
-  if (arithmetic == "f32") return terms * 0x1p-24 * a;
-  if (arithmetic == "bf16mma" || arithmetic == "f16mma" || arithmetic == "bf16dp") return terms * 0x1p-23 * a;
-  if (arithmetic == "fp8mma") return 0x1p-7 * a;
+  if (arithmetic == "f32") return terms * 0x1p-24 * a + floor;
+  if (arithmetic == "bf16mma" || arithmetic == "f16mma" || arithmetic == "bf16dp") return terms * 0x1p-23 * a + floor;
+  if (arithmetic == "fp8mma") return 0x1p-7 * a + floor;
   throw std::invalid_argument("support: no bound is known for arithmetic '" + std::string(arithmetic) + "'");
 }
 

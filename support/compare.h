@@ -31,8 +31,8 @@ struct Report {
 };
 
 /// Largest allowed |S - S_ref| in `arithmetic` ("ref", "f32", "bf16mma", "f16mma", "bf16dp", "fp8mma"); throws
-/// std::invalid_argument for a name that is none.
-double score_bound(std::string_view arithmetic, int64_t heads, int64_t head_dim, double a);
+/// std::invalid_argument for a name that is none. `tiny` (Score::tiny) counts the roundings that may happen below 2^-126.
+double score_bound(std::string_view arithmetic, int64_t heads, int64_t head_dim, double a, double tiny = 0);
 /// 1 - 2<x,y> / (|x|^2 + |y|^2); 0 for two zero vectors. Accumulates.
 class CalcDiff {
  public:

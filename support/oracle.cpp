@@ -150,7 +150,7 @@ Scorer::Scorer(const Query& q, KeyFormat format, int64_t head_dim)
 Score Scorer::score(int64_t row, const KeyBytes& key) const {
   std::vector<double> values(static_cast<size_t>(head_dim_));
   const double outer = decode_key(format_, head_dim_, key, values.data());
-  double sum = 0, a = 0;
+  double sum = 0, a = 0, weight_sum = 0;
   for (int64_t h = 0; h < heads_; ++h) {
     const double* q = &q_[static_cast<size_t>((row * heads_ + h) * head_dim_)];
     const double weight = weights_[static_cast<size_t>(row * heads_ + h)];
@@ -162,8 +162,12 @@ Score Scorer::score(int64_t row, const KeyBytes& key) const {
     }
     sum += weight * relu(dot);
     a += std::abs(weight) * absolute;
+    weight_sum += std::abs(weight);
   }
-  return {canonical(static_cast<float>(sum * outer)), a * std::abs(outer)};
+  const double tiny = (static_cast<double>(head_dim_) * weight_sum + static_cast<double>(heads_)) * std::abs(outer) + 2;
+  const bool decided = !std::isfinite(a) || (std::isinf(outer) && std::abs(sum) > 0x1p-6 * a);
+  return {canonical(static_cast<float>(sum * outer)), decided ? 0 : a * std::abs(outer),
+          std::isfinite(tiny) ? tiny : 0};
 }
 
 template <class Real>
@@ -193,6 +197,7 @@ void size_truth(Truth& truth, int64_t rows, int64_t width, bool wide, const Scor
   truth.ref = Array(DType::f32, {rows, width});
   std::fill_n(truth.ref.as<float>(), rows * width, kMinusInf);
   truth.a.assign(static_cast<size_t>(rows * width), -1.0);
+  truth.tiny.assign(static_cast<size_t>(rows * width), 0);
   if (wide) truth.wide.assign(static_cast<size_t>(rows * width), 0);
 }
 
@@ -209,6 +214,7 @@ void score_row(Truth& truth, const Scorer& scorer, int64_t row, const RowRange& 
     const size_t cell = static_cast<size_t>(row * truth.width + column);
     truth.ref.as<float>()[cell] = score.ref;
     truth.a[cell] = std::isnan(score.a) ? 0 : score.a;
+    truth.tiny[cell] = score.tiny;
     if (!truth.wide.empty()) truth.wide[cell] = scorer.score_wide(row, *key);
   }
 }
@@ -233,7 +239,7 @@ Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows, bool wid
 Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows, bool wide) {
   const Scorer scorer(q, keys.cache.format, keys.cache.head_dim);
   int64_t width = keys.block_table.shape[1] * keys.cache.page_size;
-  if (rows.max_len > 0) width = std::min(width, rows.max_len);
+  if (rows.max_len > 0 && !present(rows.start)) width = std::min(width, rows.max_len);
   Truth truth;
   size_truth(truth, rows.count, width, wide, scorer);
   for (int64_t r = 0; r < rows.count; ++r) {

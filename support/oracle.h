@@ -47,8 +47,13 @@ double e2m1_value(uint8_t code);
 double e8m0_value(uint8_t byte);
 
 struct Score {
-  float ref;  ///< S_ref: doubles in the order of arithmetic `ref`, rounded once to f32, canonical
-  double a;   ///< A: what the error bounds multiply
+  /// S_ref: doubles in the order of arithmetic `ref`, rounded once to f32, canonical.
+  float ref;
+  /// A, which the error bounds multiply. 0 where infinities in q or k decide; infinite where nothing does: an infinite key
+  /// scale on a sum within 2^-6 A of 0, whose sign is rounding's.
+  double a;
+  /// Roundings that may happen below 2^-126, each of 2^-150: (D * sum |w| + H) * |kscale| + 2.
+  double tiny;
 };
 /// Scores keys against the rows of one Query, decoded once.
 class Scorer {
@@ -75,12 +80,12 @@ double decode_key(KeyFormat format, int64_t head_dim, const KeyBytes& key, doubl
 struct Truth {
   int64_t rows = 0, width = 0, heads = 0, head_dim = 0;
   Array ref;                      ///< f32 [rows, width]
-  std::vector<double> a;          ///< [rows, width]
+  std::vector<double> a, tiny;    ///< [rows, width]
   std::vector<long double> wide;  ///< [rows, width] score_wide, if asked for: it doubles the cost
   bool live(int64_t row, int64_t column) const { return a[static_cast<size_t>(row * width + column)] >= 0; }
 };
 Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows, bool wide = true);
-/// width: rows.max_len or the table's width in keys.
+/// width: the table's width in keys, or rows.max_len where that is less and no start is given.
 Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows, bool wide = true);
 
 // ---- selection -------------------------------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ uint8_t* Problem::scales_at(int64_t b, int64_t position) const {
 int64_t Problem::width() const {
   if (keys) return keys.view().shape[0];
   const int64_t table = block_table.view().shape[1] * spec.page_size;
-  return spec.max_len > 0 ? std::min(table, spec.max_len) : table;
+  return spec.max_len > 0 && !start ? std::min(table, spec.max_len) : table;
 }
 
 Query Problem::query() const { return {q.view(), q_scales.view(), weights.view()}; }

@@ -67,7 +67,7 @@ struct Problem {
   Array q_truth, keys_truth, weights_truth;
 
   int64_t count() const { return static_cast<int64_t>(row_request.size()); }
-  int64_t width() const;  ///< columns of its logits: N, or max_len, or the table's width in keys
+  int64_t width() const;  ///< columns of its logits: N; the table's width in keys, or max_len (without start)
   /// Bytes of key `position` of request `b`: values, and scales where the format has separate ones.
   uint8_t* values_at(int64_t b, int64_t position) const;
   uint8_t* scales_at(int64_t b, int64_t position) const;

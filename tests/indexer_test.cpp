@@ -4,8 +4,10 @@
 // never touched (CASES B26, B27); candidate roles; its workspace; and that a step that is refused has written nothing at all.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "tests/backend_test.h"
+#include "tests/draw.h"
 
 namespace topkey::testing {
 namespace {
@@ -33,19 +35,13 @@ struct Shape {
   uint64_t seed = 1;
 };
 
-int64_t sum(const std::vector<int32_t>& values) {
-  int64_t total = 0;
-  for (int32_t v : values) total += v;
-  return total;
-}
-
 /// A problem whose requests have these lengths or more: what lies beyond is written keys that no row sees.
 Problem problem_of(const Shape& shape) {
   ProblemSpec spec;
   spec.format = shape.format, spec.paged = true, spec.exact = true, spec.page_size = 16, spec.seed = shape.seed;
   spec.requests = static_cast<int32_t>(shape.lens.size());
   spec.keys = 4 * std::max(1, *std::max_element(shape.lens.begin(), shape.lens.end()));
-  spec.rows = sum(shape.rows) + shape.padded;
+  spec.rows = std::accumulate(shape.rows.begin(), shape.rows.end(), shape.padded);
   // All requests but the first draw their lengths; a seed that makes each long enough is soon found.
   for (;; ++spec.seed) {
     Problem p = make_problem(spec);
@@ -182,13 +178,14 @@ TEST_P(Indexer, RawKeysGoThroughTheProducer) {
     layer.args.k = raw.view(), layer.args.k_scales = {};
     layer.args.norm.kind = NormKind::layer, layer.args.norm.weight = weight.view(), layer.args.norm.eps = 1e-6F;
     layer.args.rope = {at.view(), table.view(), 16, true, false}, layer.args.hadamard = true;
-    layer.config.scale = ScaleRule::f32;
+    const ScaleRule scale = format == KeyFormat::fp8 ? ScaleRule::f32 : ScaleRule::ue8m0;
+    layer.config.scale = scale;
     const Outputs got(rows, layer.config.topk, everything(layer)), want(rows, layer.config.topk, everything(stages));
     layer.args.out = got.selection();
     forward(layer, exec());
     StoreK store{};
     store.k = raw.view(), store.norm = layer.args.norm, store.rope = layer.args.rope, store.hadamard = true;
-    store.scale = ScaleRule::f32, store.slot_mapping = stages.slots.view(), store.cache = stages.args.keys.cache;
+    store.scale = scale, store.slot_mapping = stages.slots.view(), store.cache = stages.args.keys.cache;
     run(store, exec());
     run(search_of(stages, want.selection()), exec());
     EXPECT_EQ(bytes_of(layer.p.pages), bytes_of(stages.p.pages));
@@ -340,9 +337,162 @@ TEST_P(Indexer, PaddedDecodeRowsLeavePrefillRowsAlone) {
   std::copy_n(ragged.end.as<int32_t>(), 8, longer.as<int32_t>());
   const Buffer again(ragged, 9, ragged.config.topk);
   ragged.args.rows.end = longer.view(), ragged.args.out = again.selection();
-  forward(ragged, exec());
-  EXPECT_TRUE(same_outputs(again.selection(), eight.selection(), 8, ragged.config.topk));
-  EXPECT_EQ(again.indices.touched_outside(8, ragged.config.topk), "");
+  const Thrown thrown = thrown_by([&] { forward(ragged, exec()); });
+  EXPECT_EQ(thrown.sentence, "paged_mqa_topk: rows.end must be i32 [8], got i32 [128]");
+  EXPECT_TRUE(again.indices.untouched());
+}
+
+// ---- refused steps -------------------------------------------------------------------------------------------------
+
+struct Fault {
+  const char* name;
+  std::function<void(Step&, Exec&)> make;
+};
+
+const std::vector<Fault>& faults() {
+  static const std::vector<Fault> all = {
+      {"other heads", [](Step& s, Exec&) { ++s.config.heads; }},
+      {"other head_dim", [](Step& s, Exec&) { s.config.head_dim *= 2; }},
+      {"other format", [](Step& s, Exec&) { s.config.format = KeyFormat::bf16; }},
+      {"more decode rows than rows", [](Step& s, Exec&) { s.args.num_decode_rows = s.count() + 1; }},
+      {"candidates without a role", [](Step& s, Exec&) { s.args.candidates = s.request.view(); }},
+      {"a role without candidates",
+       [](Step& s, Exec&) {
+         s.config.role = CandidateRole::source;
+         s.config.candidate_block_size = s.config.candidate_topk_blocks = 4;
+       }},
+      {"blocks of its own", [](Step& s, Exec&) { s.args.out.blocks = s.args.out.indices, s.args.out.block_size = 4; }},
+      {"slots without keys", [](Step& s, Exec&) { s.args.k = s.args.k_scales = {}; }},
+      {"keys without slots", [](Step& s, Exec&) { s.args.slot_mapping = {}; }},
+      {"fewer keys than slots", [](Step& s, Exec&) { --s.args.k.shape[0]; }},
+      {"buffer narrower than topk", [](Step& s, Exec&) { s.args.out.indices.shape[1] = s.config.topk - 1; }},
+      {"no buffer", [](Step& s, Exec&) { s.args.out = {}; }},
+      {"misaligned cache", [](Step& s, Exec&) { ++s.args.keys.cache.pages.stride[0]; }},
+      {"unknown backend", [](Step&, Exec& e) { e.backend = "cuda.sm89"; }},
+      {"q without memory", [](Step& s, Exec&) { s.args.q.values.data = nullptr; }},
+      {"weights without memory", [](Step& s, Exec&) { s.args.q.weights.data = nullptr; }},
+      {"lengths without memory", [](Step& s, Exec&) { s.args.rows.end.data = nullptr; }},
+      {"table without memory", [](Step& s, Exec&) { s.args.keys.block_table.data = nullptr; }},
+      {"slots without memory", [](Step& s, Exec&) { s.args.slot_mapping.data = nullptr; }},
+      {"strict, wild slot", [](Step& s, Exec& e) { e.strict = true, s.slots.as<int32_t>()[0] = 1 << 30; }},
+      {"strict, wild page", [](Step& s, Exec& e) { e.strict = true, s.p.block_table.as<int32_t>()[0] = 1 << 30; }},
+      {"strict, wild request", [](Step& s, Exec& e) { e.strict = true, s.request.as<int32_t>()[0] = 99; }},
+      {"strict, wild length", [](Step& s, Exec& e) { e.strict = true, s.end.as<int32_t>()[0] = 1 << 30; }},
+  };
+  return all;
+}
+
+/// Rows, slots, cache and statistics are as they were.
+void expect_untouched(const Buffer& buffer, const Step& s, const Bytes& cache, const uint64_t* stats,
+                      const char* name) {
+  EXPECT_TRUE(buffer.indices.untouched()) << name;
+  EXPECT_TRUE(buffer.slots.untouched()) << name;
+  EXPECT_TRUE(bytes_of(s.p.pages) == cache) << name << ": the cache was written";
+  EXPECT_TRUE(std::all_of(stats, stats + kNumStats, [](uint64_t word) { return word == 0; })) << name;
+}
+
+TEST_P(Indexer, RefusedStepHasWrittenNothing) {
+  for (const Fault& fault : faults()) {
+    Step s = make_step({});
+    const Buffer buffer(s, s.count(), s.config.topk);
+    s.args.out = buffer.selection();
+    uint64_t stats[kNumStats] = {};
+    Exec own = on(GetParam(), stats);
+    const Bytes cache = bytes_of(s.p.pages);
+    fault.make(s, own);
+    EXPECT_NE(thrown_by([&] { forward(s, own); }).status, Status::ok) << fault.name;
+    expect_untouched(buffer, s, cache, stats, fault.name);
+  }
+}
+
+TEST_P(Indexer, SmallerWorkspaceIsRefusedBeforeAnythingIsWritten) {
+  Step s = make_step({});
+  const Buffer buffer(s, s.count(), s.config.topk);
+  s.args.out = buffer.selection();
+  const size_t needed = workspace_bytes(search_of(s, buffer.selection()), exec());
+  if (needed == 0) return;
+  uint64_t stats[kNumStats] = {};
+  Exec own = on(GetParam(), stats);
+  const Bytes cache = bytes_of(s.p.pages);
+  EXPECT_EQ(thrown_by([&] { forward(s, own, needed - 1); }).status, Status::workspace_too_small);
+  expect_untouched(buffer, s, cache, stats, "a byte too few");
+  own.workspace_bytes = size_t{1} << 26;  // and no memory
+  EXPECT_EQ(thrown_by([&] { SparseAttnIndexer(s.config).forward(s.args, own); }).status, Status::workspace_too_small);
+  expect_untouched(buffer, s, cache, stats, "no memory");
+}
+
+TEST(IndexerConfig, MakesSense) {
+  const std::pair<const char*, std::function<void(IndexerConfig&)>> wrong[] = {
+      {"indexer: heads must be from 1 to 65536, got 0", [](IndexerConfig& c) { c.heads = 0; }},
+      {"indexer: topk must be from 1 to 2147483647, got 0", [](IndexerConfig& c) { c.topk = 0; }},
+      {"indexer: ratio must be from 0 to 2147483647, got -1", [](IndexerConfig& c) { c.ratio = -1; }},
+      {"indexer: candidate_block_size must be from 1 to 2147483647, got 0",
+       [](IndexerConfig& c) { c.role = CandidateRole::consumer; }},
+  };
+  for (const auto& [sentence, make] : wrong) {
+    IndexerConfig config{};
+    config.heads = 4, config.head_dim = 32, config.topk = 8;
+    make(config);
+    EXPECT_EQ(thrown_by([&, c = config] { SparseAttnIndexer layer(c); }).sentence, sentence);
+  }
+}
+
+// ---- workspace -----------------------------------------------------------------------------------------------------
+
+IndexerConfig draw_config(const ProblemSpec& spec) {
+  IndexerConfig c{};
+  c.heads = spec.heads, c.head_dim = spec.head_dim, c.format = spec.format;
+  c.topk = static_cast<int32_t>(draw(1, draw_flag() ? 3000 : 40));
+  c.role = draw_of({CandidateRole::none, CandidateRole::source, CandidateRole::consumer});
+  c.candidate_block_size = static_cast<int32_t>(draw(1, 9)), c.candidate_topk_blocks = static_cast<int32_t>(draw(1, 9));
+  return c;
+}
+
+/// Limits are in key rows; a table is in whole pages, which may reach past them.
+TEST_P(Indexer, WorkspaceOfTheLimitsIsEnoughForEveryStepWithin) {
+  property("workspace_bytes(limits) holds", 300, [&] {
+    ProblemSpec spec = draw_spec(true);
+    if (spec.format == KeyFormat::mxfp4) spec.format = KeyFormat::fp8, spec.page_stride = 0;
+    spec.addressing = Addressing::request, spec.rows = draw(1, 30), spec.max_len = 0, spec.table_per_row = false;
+    if (spec.windows == Windows::random) spec.windows = Windows::causal;
+    if (draw_flag(4)) spec.keys = draw(1, 4000), spec.heads = 1;
+    const Problem p = make_problem(spec);
+    const IndexerLimits limits{0, p.count() + draw(0, 3), spec.requests + draw(0, 3), spec.keys + draw(0, 3), 1};
+    Step s;
+    s.p = p, s.config = draw_config(spec);
+    s.args.q = p.query(), s.args.keys = p.paged_keys(), s.args.rows = p.rows();
+    const int64_t pages = (limits.max_len + spec.page_size - 1) / spec.page_size;
+    s.args.keys.block_table.shape[1] = std::min(pages, s.args.keys.block_table.shape[1]);
+    const Array candidates(DType::i32, {p.count(), s.config.candidate_topk_blocks});
+    if (s.config.role != CandidateRole::none) s.args.candidates = candidates.view();
+    Want want;
+    want.scores = want.counts = true;
+    const Outputs out(p.count(), s.config.topk, want);
+    s.args.out = out.selection();
+    RC_LOG() << p.text() << " topk " << s.config.topk << " max_len " << limits.max_len << " columns "
+             << s.args.keys.block_table.shape[1] << " role " << static_cast<int>(s.config.role);
+    const size_t bytes = SparseAttnIndexer(s.config).workspace_bytes(limits, exec());
+    const Thrown thrown = thrown_by([&] { forward(s, exec(), bytes); });
+    if (thrown.status != Status::ok) RC_FAIL(thrown.sentence);
+  });
+}
+
+TEST_P(Indexer, WorkspaceNeverShrinksWhenALimitGrows) {
+  property("workspace_bytes(limits) is monotone", 400, [&] {
+    ProblemSpec spec;
+    spec.format = draw_of({KeyFormat::fp8, KeyFormat::bf16, KeyFormat::q8_0});
+    spec.heads = draw_of({1, 64}), spec.head_dim = draw_of({32, 128, 2048});
+    const SparseAttnIndexer layer(draw_config(spec));
+    const auto extent = [] { return draw_flag() ? draw(0, 70) : draw(0, 3000000); };
+    IndexerLimits limits{0, extent(), extent(), extent(), static_cast<int32_t>(draw(1, 8))};
+    const size_t before = layer.workspace_bytes(limits, exec());
+    const auto which = draw(0, 3), more = draw(1, 5000);
+    if (which == 0) limits.max_rows += more;
+    if (which == 1) limits.max_requests += more;
+    if (which == 2) limits.max_len += more;
+    if (which == 3) limits.max_next_n += 3;
+    RC_ASSERT(layer.workspace_bytes(limits, exec()) >= before);
+  });
 }
 TOPKEY_ON_EVERY_BACKEND(Indexer);
 

@@ -65,7 +65,8 @@ TEST(Plan, BoundsTooHighChangeNoAnswer) {
       const auto topk = static_cast<int32_t>(draw(1, 20));
       Want want;
       want.scores = true;
-      const Outputs whole(p.count(), topk, want), parts(p.count(), topk, want);
+      const Outputs whole(p.count(), topk, want);
+      Outputs parts(p.count(), topk, want);
       run(p.paged_search(topk, whole.selection()), on(backend));
       std::vector<int64_t> query_lens, seq_lens;
       for (size_t b = 0; b < p.lens.size(); ++b) {

@@ -75,9 +75,7 @@ TEST(Score, PagedEqualsTheOracle) {
   Tally tally("paged_mqa_logits, drawn");
   for (const std::string& backend : host_backends()) {
     property("paged_mqa_logits equals the oracle", 700, [&] {
-      ProblemSpec spec = draw_spec(true);
-      // A window from `start` on may lie past max_len columns; the matrix has columns by position, so the two do not mix here.
-      if (spec.windows == Windows::random || spec.windows == Windows::wild) spec.max_len = 0;
+      const ProblemSpec spec = draw_spec(true);
       const Problem p = make_problem(spec);
       const Logits logits(draw_of({DType::f32, DType::f32, DType::bf16}), p.count(), p.width());
       const PagedMqaLogits args = p.paged_logits(logits.view(), draw_flag());
@@ -307,6 +305,7 @@ TEST(Oracle, TwoFormulationsAgree) {
     for (int64_t i = 0; i < t.rows * t.width; ++i) {
       const double ref = static_cast<double>(t.ref.as<float>()[i]), a = t.a[static_cast<size_t>(i)];
       const auto wide = static_cast<double>(scorer.score_wide(i / t.width, *key_at(p.dense_keys(), i % t.width)));
+      if (std::isinf(a)) continue;  // an infinite scale on a sum of no certain sign
       if (!std::isfinite(wide) || !std::isfinite(ref)) {
         RC_ASSERT(std::isnan(ref) == std::isnan(wide));
         continue;

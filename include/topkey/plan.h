@@ -4,6 +4,7 @@
 // shards, maxima. Pure functions, no backend. Nothing here may change a result when a bound is too high: a plan says how the work is
 // cut, the device lengths say what it is. The fused search needs no chunks; they are for callers who gather keys or form logits.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "topkey/error.h"
@@ -56,7 +57,13 @@ struct StepPlan {
 struct RowShard {
   int64_t first_row, last_row;  ///< of the step
 
+  /// All prefill rows where the plan is not sharded. Throws for a rank that the plan does not have.
   static RowShard of(const StepPlan& plan, int32_t rank) {
+    const int64_t all = plan.num_decode_rows + plan.num_prefill_rows;
+    if (plan.row_shard_sizes.empty()) return {plan.num_decode_rows, all};
+    if (rank < 0 || static_cast<size_t>(rank) >= plan.row_shard_sizes.size()) {
+      throw Error(Status::invalid_argument, "RowShard: rank must be one of the plan's, got " + std::to_string(rank));
+    }
     int64_t first = plan.num_decode_rows;
     for (int32_t r = 0; r < rank; ++r) first += plan.row_shard_sizes[static_cast<size_t>(r)];
     return {first, first + plan.row_shard_sizes[static_cast<size_t>(rank)]};
@@ -95,7 +102,8 @@ inline std::vector<PrefillChunk> prefill_chunks(const PlanStep& step) {
 /// Splits `rows` decode rows so that a slice's bf16 logits (rows * width * 2 bytes) fit `budget`: slices in units of 16 rows, the larger ones
 /// first. Empty = no split is needed (or budget 0). budget < 0 or under 16 rows throws.
 inline std::vector<Range> decode_chunks(int64_t rows, int64_t width, int64_t budget) {
-  std::vector<topkey_range> twins(static_cast<size_t>(border::counted(topkey_decode_chunks(rows, width, budget, nullptr, 0))));
+  std::vector<topkey_range> twins(
+      static_cast<size_t>(border::counted(topkey_decode_chunks(rows, width, budget, nullptr, 0))));
   border::counted(topkey_decode_chunks(rows, width, budget, twins.data(), static_cast<int64_t>(twins.size())));
   std::vector<Range> ranges;
   for (const topkey_range& r : twins) ranges.push_back({r.first, r.last});
@@ -110,7 +118,7 @@ inline StepPlan plan_step(const PlanStep& step) {
   topkey_step_plan twin{};
   border::check(topkey_plan_step(&args, &twin, sizes.data()));
   if (!twin.rows_sharded) sizes.clear();
-  return {twin.num_decode_requests, twin.num_decode_rows, twin.num_prefill_rows, twin.max_next_n,          twin.decode_uniform,
+  return {twin.num_decode_requests, twin.num_decode_rows, twin.num_prefill_rows,   twin.max_next_n, twin.decode_uniform,
           twin.max_decode_len,      twin.max_prefill_len, border::chunks_of(args), std::move(sizes)};
 }
 

@@ -5,6 +5,7 @@
 #include "cpu/cache.h"
 #include "cpu/isa.h"
 #include "cpu/kernels.h"
+#include "cpu/producer.h"
 #include "cpu/quantize.h"
 #include "cpu/rows.h"
 #include "cpu/search.h"
@@ -31,6 +32,9 @@ size_t workspace_bytes(Op op, const Shape& shape) {
     case Op::mqa_topk:
     case Op::paged_mqa_topk:
     case Op::merge_topk: return search_workspace_bytes(op, shape);
+    case Op::quantize_q:
+    case Op::quantize_k:
+    case Op::store_k: return producer_workspace(shape.head_dim);
     default: return 0;
   }
 }

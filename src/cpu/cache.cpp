@@ -4,6 +4,8 @@
 // several rows for one place the last wins, whole, as in a loop over all rows, and no two members ever write one row.
 #include "cpu/cache.h"
 
+#include "backend_table.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -196,6 +198,7 @@ int64_t wild_values(const GatherK& a) {
 void store_k(const StoreK& a, const Exec& exec) {
   const PageLayout layout = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim);
   if (exec.strict) raise_if_wild("store_k", wild_values(a, layout));
+  if ((exec.flags & kCheckOnly) != 0) return;
   if (a.k_scales.data != nullptr || a.k.dtype == DType::u8) {
     store_codes(a, layout, exec);
   } else {

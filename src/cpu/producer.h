@@ -70,7 +70,8 @@ int64_t producer_members(const Recipe& recipe, int64_t vectors);
 /// Asks for a vector that is wanted a few rows later: the hardware's prefetchers look ahead less far than one row's work takes (a third of the
 /// time of a plain store_k). Bytes past 512 follow by themselves.
 inline void prefetch_vector(const void* from, int64_t bytes) {
-  for (int64_t i = 0; i < std::min<int64_t>(bytes, 512); i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
+  for (int64_t i = 0; i < std::min<int64_t>(bytes, 512); i += 64)
+    __builtin_prefetch(static_cast<const char*>(from) + i);
 }
 constexpr int64_t kPrefetchRows = 8;
 

@@ -15,7 +15,12 @@ class Pages {
  public:
   /// last: the largest slot that the output can carry.
   Pages(const Tensor& table, int64_t page_size, const Shard& shard, int64_t last)
-      : table_(table), page_size_(page_size), last_(last), shard_(shard), by_page_(page_size), by_run_(shard.run()),
+      : table_(table),
+        page_size_(page_size),
+        last_(last),
+        shard_(shard),
+        by_page_(page_size),
+        by_run_(shard.run()),
         by_world_(shard.active() ? shard.world_size : 1) {}
 
   bool has_row(int64_t row) const { return row >= 0 && row < table_.shape[0]; }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "backend_table.h"
 #include "cpu/emit.h"
 #include "cpu/job.h"
 #include "cpu/room.h"
@@ -306,7 +307,7 @@ void run_job(const Job& job, const Exec& exec) {
     Pass pass(job, exec, member);
     int64_t found = 0;
     if (exec.strict) found = pass.run(true);
-    if (found == 0) pass.run(false);
+    if (found == 0 && (exec.flags & kCheckOnly) == 0) pass.run(false);
     if (member.rank() == 0 || exec.team != nullptr) wild = found;
   };
   run_team(exec, team_size(exec, useful_workers(job)), body);

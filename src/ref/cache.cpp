@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend_table.h"
 #include "ref/keys.h"
 #include "ref/producer.h"
 #include "ref/rows.h"
@@ -65,6 +66,7 @@ void store_k(const StoreK& a, const Exec& exec) {
   };
   count_wild_positions(a.rope, rows, counts, unwritten);
   counts.raise_if_strict("store_k", exec);
+  if ((exec.flags & kCheckOnly) != 0) return;
   std::vector<float> x(static_cast<size_t>(cache.head_dim));
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t slot = integer(a.slot_mapping, r);

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 
+#include "backend_table.h"
 #include "ref/score.h"
 
 namespace topkey::ref {
@@ -140,6 +141,7 @@ void answer_rows(const char* op, int64_t rows, const Emission& emission, const E
     }
   }
   counts.raise_if_strict(op, exec);
+  if ((exec.flags & kCheckOnly) != 0) return;
   for (size_t r = 0; r < kept.size(); ++r) put_answer(emission, static_cast<int64_t>(r), kept[r].first, kept[r].second);
   counts.add(kRows, rows);
   counts.publish(exec);

@@ -41,14 +41,14 @@ TEST_P(Cases, B06_near_equal_scores_overflow_a_candidate_buffer) {
 
 // The same over a batch: every row gets the same answer.
 TEST_P(Cases, B06_near_equal_scores_in_every_row_of_a_batch) {
-  const int64_t rows = full() ? 64 : 6;
+  constexpr int64_t kRows = 64;
   const Array one = floats({near_equal()});
   Topk a{};
-  a.scores = tensor(one.view().data, DType::f32, {rows, kManyKeys}, {0, 1});
-  a.rows.count = rows;
+  a.scores = tensor(one.view().data, DType::f32, {kRows, kManyKeys}, {0, 1});
+  a.rows.count = kRows;
   a.topk = 2048;
   const Picked p = pick_exactly(a, exec(), false);
-  EXPECT_EQ(p.indices, std::vector<Ints>(static_cast<size_t>(rows), winners_of_near_equal()));
+  EXPECT_EQ(p.indices, std::vector<Ints>(kRows, winners_of_near_equal()));
 }
 
 // flashinfer #2604 / PR #2605: in bf16 the same scores are heavy ties. Value-exact, and ties go to the lowest positions.
@@ -104,7 +104,7 @@ TEST_P(Cases, B07_more_infinities_than_topk) {
 // vllm PR #27568 (#26554), tilelang #1351: only the ten lowest mantissa bits differ. Value-exact, guards untouched.
 TEST_P(Cases, B09_low_mantissa_bits_decide) {
   Random random(9);
-  std::vector<Floats> scores(full() ? 16 : 4);
+  std::vector<Floats> scores(16);
   for (Floats& row : scores) {
     for (int i = 0; i < 8192; ++i) row.push_back(float_of(0x3F900000U | static_cast<uint32_t>(random.below(1024))));
   }

@@ -141,7 +141,7 @@ class RandomCheck {
     for (const Finding& finding : findings) {
       Tally& tally = tally_[{finding.backend, op}];
       if (!finding.skipped.empty()) {
-        ++tally.skipped, ++tally.reasons[finding.skipped];
+        ++tally.skipped, ++tally.reasons[without_op(op, finding.skipped)];
         continue;
       }
       ++ran_;

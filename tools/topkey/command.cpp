@@ -67,6 +67,10 @@ std::string choose_backend(const support::CallArgs& args, const std::string& for
   throw Failure(reason, kUnusable);
 }
 
+std::string without_op(const std::string& op, const std::string& sentence) {
+  return sentence.rfind(op + ": ", 0) == 0 ? sentence.substr(op.size() + 2) : sentence;
+}
+
 std::string duration(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
   if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);

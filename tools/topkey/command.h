@@ -42,6 +42,8 @@ std::string why_not(const support::CallArgs& args, const Exec& exec);
 /// The backends that can be used here, or only `forced`; a Failure when that leaves none.
 std::vector<std::string> usable_backends(const std::string& forced);
 
+/// `sentence` without a leading "op: ", where a table says the operation already.
+std::string without_op(const std::string& op, const std::string& sentence);
 /// "12.3 ms": seconds as a person reads them. "3.1 M": a count likewise.
 std::string duration(double seconds);
 std::string short_count(double count);

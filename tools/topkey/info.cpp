@@ -59,11 +59,6 @@ std::shared_ptr<const support::Trace> tiny_trace(const std::string& op, KeyForma
   return std::make_shared<support::Trace>(make_sample(sample));
 }
 
-/// The reason without the operation's name, which the table says already.
-std::string without_op(const std::string& op, const std::string& reason) {
-  return reason.rfind(op + ": ", 0) == 0 ? reason.substr(op.size() + 2) : reason;
-}
-
 /// Empty, or why the backend did not run it.
 std::string try_cell(const std::shared_ptr<const support::Trace>& trace, const std::string& backend) {
   Exec exec{};

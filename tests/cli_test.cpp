@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The built command, as a user or a script meets it: exit codes, --json, hostile files, every operation from make-trace through run to
+// check. A complaint is one line on stderr; no exception and no signal ends the program.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/call.h"
+#include "tests/testing.h"
+
+namespace topkey::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+struct Outcome {
+  int code = -1;  ///< -1: ended by a signal
+  std::string out, err;
+};
+
+std::string file_text(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class Cli : public ::testing::Test {
+ protected:
+  Cli() { fs::create_directories(folder_); }
+  ~Cli() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+    return path(name);
+  }
+  Outcome run_command(const std::string& arguments, const std::string& environment = "") const {
+    const std::string command = environment + " " TOPKEY_CLI " " + arguments + " >" + path("out") + " 2>" + path("err") + " </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(path("out")), file_text(path("err"))};
+  }
+  /// Exit code and one worded line on stderr.
+  void expect_refused(const std::string& arguments, int code, const std::string& words = "", const std::string& environment = "") const {
+    const Outcome outcome = run_command(arguments, environment);
+    EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(words)) << arguments;
+    EXPECT_EQ(outcome.err.rfind("topkey: ", 0), 0U) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  }
+  std::string small_trace(const std::string& options = "") const {
+    const std::string file = path("small.safetensors");
+    const Outcome outcome = run_command("make-trace -o " + file + " --heads 2 --head-dim 32 --rows 4 --keys 90 --topk 5 --page-size 16 --expected " + options);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return file;
+  }
+
+ private:
+  fs::path folder_ = fs::path(::testing::TempDir()) / (std::string("cli_test_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(Cli, InfoRunsEveryCellOfItsMatrix) {
+  const Outcome text = run_command("info");
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr(TOPKEY_VERSION));
+  const Json json = Json::parse(run_command("info --json").out);
+  EXPECT_EQ(json["backends"].size(), backends().size());
+  for (const Json& backend : json["backends"]) {
+    if (!backend["usable"].get<bool>()) continue;
+    EXPECT_EQ(backend["support"].size(), operation_names().size());
+    EXPECT_EQ(backend["support"]["paged_mqa_topk"]["fp8"], "ok") << backend["name"];
+    EXPECT_EQ(backend["support"]["topk"]["any"], "ok") << backend["name"];
+  }
+}
+
+TEST_F(Cli, WrongUsageIsBadInput) {
+  EXPECT_EQ(run_command("").code, 2);
+  EXPECT_EQ(run_command("fly").code, 2);
+  EXPECT_EQ(run_command("run").code, 2);
+  EXPECT_EQ(run_command("run x --topk 0").code, 2);
+  EXPECT_EQ(run_command("check").code, 2);
+  EXPECT_EQ(run_command("check --random --op topkk").code, 2);
+  EXPECT_EQ(run_command("make-trace").code, 2);
+  EXPECT_EQ(run_command("--help").code, 0);
+  EXPECT_EQ(run_command("run --help").code, 0);
+  EXPECT_THAT(run_command("--version").out, HasSubstr(TOPKEY_VERSION));
+}
+
+TEST_F(Cli, EveryOperationGoesFromMakeTraceThroughRunToCheck) {
+  for (const std::string& op : operation_names()) {
+    const std::string file = path(op), options = " --heads 2 --head-dim 32 --rows 4 --keys 60 --topk 5 --requests 2 --page-size 8 --op " + op;
+    ASSERT_EQ(run_command("make-trace -o " + file + options).code, 0) << op;
+    ASSERT_EQ(run_command("make-trace -o " + file + "2" + options).code, 0) << op;
+    EXPECT_EQ(file_text(file), file_text(file + "2")) << op << ": the same arguments must give the same bytes";
+    const Outcome ran = run_command("run " + file + " --backend ref -o " + path("done"));
+    EXPECT_EQ(ran.code, 0) << op << "\n" << ran.err;
+    const Trace before = read_trace(file), after = read_trace(path("done"));
+    EXPECT_EQ(after.metadata.at("backend"), "ref");
+    const Call call(std::make_shared<Trace>(before));
+    for (const auto& [name, tensor] : call.outputs()) EXPECT_NE(after.find(name), nullptr) << op << " " << name;
+    const Trace again = trace_of(call.args());
+    for (const auto& [name, tensor] : again.tensors) EXPECT_EQ(before.find(name)->bytes, tensor.bytes) << op << " " << name;
+    const Outcome checked = run_command("check " + file);
+    EXPECT_EQ(checked.code, 0) << op << "\n" << checked.out << checked.err;
+  }
+}
+
+TEST_F(Cli, RunCanBeReadByAScript) {
+  const std::string file = small_trace();
+  const Outcome outcome = run_command("run --json --backend ref " + file);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["backend"], "ref");
+  EXPECT_EQ(json["rows"], 4);
+  EXPECT_GT(json["keys_per_second"], 0);
+  EXPECT_EQ(json["indices_as_expected"], 1);
+  EXPECT_EQ(json["synthetic"], true);
+  EXPECT_FALSE(json["attention"].empty());
+  const Json more = Json::parse(run_command("run --json --topk 50 " + file).out);
+  EXPECT_EQ(more["count_max"], 50);
+}
+
+TEST_F(Cli, ABackendThatCannotBeUsedIsSaidLoudly) {
+  const std::string file = small_trace();
+  expect_refused("run " + file + " --backend nonsense", 3, "nonsense");
+  expect_refused("check --random --backend nonsense", 3, "nonsense");
+  expect_refused("run " + file, 3, "nonsense", "TOPKEY_BACKEND=nonsense");
+}
+
+TEST_F(Cli, ADifferenceIsShownAndIsExitCodeOne) {
+  const std::string file = small_trace();
+  EXPECT_EQ(run_command("check " + file).code, 0);
+  Trace trace = read_trace(file);
+  trace.tensors.at("expected_indices").as<int32_t>()[7] += 1;
+  write_trace(file, trace);
+  const Outcome outcome = run_command("check --backend ref " + file);
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("in column 2, row 1"));
+  const Json json = Json::parse(run_command("check --json --backend ref " + file).out);
+  EXPECT_EQ(json[0]["ok"], false);
+}
+
+TEST_F(Cli, RandomCasesAreEqual) {
+  const Outcome outcome = run_command("check --random --cases 52 --seed 7");
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_EQ(run_command("check --random --cases 4 --op merge_topk --json").code, 0);
+}
+
+TEST_F(Cli, HostileFilesGetASentence) {
+  expect_refused("run " + path("none"), 2, "no such file");
+  expect_refused("run " + path(""), 2, "not a regular file");
+  expect_refused("run /dev/zero", 2, "not a regular file");
+  expect_refused("check " + write("empty", ""), 2, "too short");
+  expect_refused("run " + write("ones", std::string(100, '\xFF')), 2, "header");
+  expect_refused("run " + write("bomb", std::string("\x40\x42\x0F\0\0\0\0\0", 8) + std::string(1000000, '[')), 2, "JSON object");
+  expect_refused("run " + write("nothing", std::string("\2\0\0\0\0\0\0\0{}", 10)), 2, "'op'");
+  const std::string whole = file_text(small_trace());
+  for (size_t size = 1; size < whole.size(); size += whole.size() / 12) expect_refused("check " + write("cut", whole.substr(0, size)), 2);
+}
+
+TEST_F(Cli, WrongCallsGetASentence) {
+  const Trace good = read_trace(small_trace());
+  const auto with = [&](const std::string& key, const std::string& value) {
+    Trace trace = good;
+    trace.metadata[key] = value;
+    write_trace(path("wrong"), trace);
+    return path("wrong");
+  };
+  for (const char* command : {"run ", "check "}) {
+    expect_refused(command + with("op", "fly"), 2, "op");
+    expect_refused(command + with("topk", "-5"), 2);
+    expect_refused(command + with("topk", "2147483647"), 2);
+    expect_refused(command + with("count", "1000000"), 2);
+    expect_refused(command + with("page_size", "1000000"), 2);
+    expect_refused(command + with("head_dim", "7"), 2);
+    expect_refused(command + with("format", "q8_0"), 2);
+    expect_refused(command + with("heads", "3"), 2, "heads");
+    expect_refused(command + with("next_n", "3"), 2);
+  }
+  Trace trace = good;
+  trace.tensors.erase("q");
+  write_trace(path("wrong"), trace);
+  expect_refused("run " + path("wrong"), 2, "q");
+  trace = good;
+  trace.metadata["text"] = "[1,2";
+  write_trace(path("wrong"), trace);
+  expect_refused("run " + path("wrong"), 2, "text");
+  expect_refused("run " + small_trace() + " -o /dev/null", 2, "regular file");
+}
+
+TEST_F(Cli, ARealTraceShowsAttentionAndText) {
+  const std::string file = TOPKEY_SOURCE_DIR "/data/smollm2_layer07.safetensors";
+  if (!fs::exists(file)) GTEST_SKIP() << "no " << file;
+  const Outcome outcome = run_command("run --backend ref " + file);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* words : {"backend ref", "store_k", "keys/s", "recall", "best mass", "what query row", "equal, bit for bit"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(words));
+  }
+  EXPECT_EQ(outcome.out.find('\033'), std::string::npos) << "no colours where there is no terminal";
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_EQ(run_command("check --rows 4 " + file).code, 0);
+}
+
+}  // namespace
+}  // namespace topkey::testing
