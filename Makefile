@@ -4,13 +4,14 @@
 PRESET ?= release
 JOBS ?= $(shell nproc)
 CTEST_ARGS ?=
+BENCH_ARGS ?=
 FUZZ_SECONDS ?= 30
 
 # The folder of a preset, as in CMakePresets.json.
 build_folder = $(if $(filter release,$(1)),build,build-$(1))
 folder := $(call build_folder,$(PRESET))
 
-.PHONY: help setup build run test sanitize fuzz lint format clean
+.PHONY: help setup build run test sanitize fuzz bench lint format clean
 .DEFAULT_GOAL := build
 
 help:  ## this list
@@ -39,6 +40,10 @@ sanitize:  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 fuzz:  ## each fuzz target for FUZZ_SECONDS
 	@scripts/setup fuzz
 	@scripts/run_fuzz $(FUZZ_SECONDS) $(JOBS)
+
+bench: build  ## whole calls beside the machine's ceilings (BENCH_ARGS="--json FILE --device NAME")
+	@scripts/setup bench
+	@$(folder)/topkey bench $(BENCH_ARGS)
 
 lint:  ## format check, include and file lint, clang-tidy
 	@scripts/setup lint
