@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 30
 build_folder = $(if $(filter release,$(1)),build,build-$(1))
 folder := $(call build_folder,$(PRESET))
 
-.PHONY: help setup build run test sanitize fuzz bench lint format clean
+.PHONY: help setup build run test sanitize tsan fuzz bench lint format clean
 .DEFAULT_GOAL := build
 
 help:  ## this list
@@ -36,6 +36,10 @@ test:  ## build and run all tests, lint and install tests included
 
 sanitize:  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) --no-print-directory test PRESET=asan
+
+tsan:  ## ThreadSanitizer over the tests with threads
+	@scripts/setup test tsan
+	@scripts/run_tsan $(JOBS)
 
 fuzz:  ## each fuzz target for FUZZ_SECONDS
 	@scripts/setup fuzz

@@ -79,10 +79,11 @@ void check_cache(const Check& c, const KeyCache& cache) {
   const int64_t bytes = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim).page_bytes;
   c.tensor("cache.pages", cache.pages, kE4m3, {any(), at_least(bytes)}, kUnit);
   const int64_t stride = cache.pages.stride[0];
-  const std::string got = "a page stride of " + std::to_string(stride) + " bytes";
+  const auto got = [&] { return "a page stride of " + std::to_string(stride) + " bytes"; };
   if (cache.pages.shape[0] > 1) {
-    TOPKEY_REQUIRE(c, stride >= bytes, "cache.pages", "pages at least " + std::to_string(bytes) + " bytes apart", got);
-    TOPKEY_REQUIRE(c, stride % 4 == 0, "cache.pages", "pages a multiple of 4 bytes apart", got);
+    TOPKEY_REQUIRE(c, stride >= bytes, "cache.pages", "pages at least " + std::to_string(bytes) + " bytes apart",
+                   got());
+    TOPKEY_REQUIRE(c, stride % 4 == 0, "cache.pages", "pages a multiple of 4 bytes apart", got());
   }
   TOPKEY_REQUIRE(c, reinterpret_cast<uintptr_t>(cache.pages.data) % 4 == 0, "cache.pages", "4-byte aligned",
                  "a misaligned address");

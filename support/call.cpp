@@ -20,13 +20,15 @@ std::vector<CallArgs> defaults(std::index_sequence<I...>) {
 }
 std::vector<CallArgs> defaults() { return defaults(std::make_index_sequence<std::variant_size_v<CallArgs>>()); }
 
-/// Pages keep their stride, which a call may depend on; what lies between them stays behind as zeros. A pool shared by many layers
-/// would be mostly that: its pages are stored side by side, at the next multiple of 4 bytes, which every call accepts.
+/// Pages keep their stride, which a call may depend on; what lies between them stays behind as zeros. A pool shared by
+/// many layers would be mostly that: its pages are stored side by side, at the next multiple of 4 bytes, which every
+/// call accepts.
 TraceTensor copy_of_pages(const Tensor& pages) {
   const TraceTensor dense = copy_of(pages);
   if (pages.ndim != 2 || dense.bytes.empty()) return dense;
   const int64_t bytes = pages.shape[1];
-  const int64_t stride = pages.stride[0] >= bytes && pages.stride[0] <= 2 * bytes ? pages.stride[0] : (bytes + 3) / 4 * 4;
+  const int64_t stride =
+      pages.stride[0] >= bytes && pages.stride[0] <= 2 * bytes ? pages.stride[0] : (bytes + 3) / 4 * 4;
   TraceTensor copy = make_tensor(dense.dtype, {pages.shape[0], stride});
   for (int64_t p = 0; p < pages.shape[0]; ++p) {
     std::memcpy(copy.bytes.data() + p * stride, dense.bytes.data() + p * bytes, static_cast<size_t>(bytes));
@@ -95,7 +97,8 @@ class WriteFields {
   void operator()(const char* name, bool field) { (*this)(name, int64_t{field}); }
   void operator()(const char* name, float field) {
     char digits[32];
-    if (field != 0) trace_.metadata[name] = std::string(digits, std::to_chars(digits, digits + sizeof digits, field).ptr);
+    if (field != 0)
+      trace_.metadata[name] = std::string(digits, std::to_chars(digits, digits + sizeof digits, field).ptr);
   }
   template <class Enum>
   void operator()(const char* name, Enum field, Names names) {
@@ -121,22 +124,28 @@ Rows* rows_of(Args& a) {
 void check_geometry(const Trace& trace, const Settings& settings) {
   const TraceTensor* q = trace.find("q");
   if (q != nullptr && q->shape.size() == 3 && settings.number("heads", q->shape[1]) != q->shape[1]) {
-    throw TraceError("trace: metadata 'heads' says " + settings.text("heads", "") + ", tensor 'q' has " + std::to_string(q->shape[1]));
+    throw TraceError("trace: metadata 'heads' says " + settings.text("heads", "") + ", tensor 'q' has " +
+                     std::to_string(q->shape[1]));
   }
   const TraceTensor* cache = trace.find("cache");
-  if (cache != nullptr && cache->shape.size() == 2 && settings.number("page_stride", cache->shape[1]) != cache->shape[1]) {
-    throw TraceError("trace: metadata 'page_stride' says " + settings.text("page_stride", "") + ", a page of tensor 'cache' has " +
-                     std::to_string(cache->shape[1]) + " bytes");
+  if (cache != nullptr && cache->shape.size() == 2 &&
+      settings.number("page_stride", cache->shape[1]) != cache->shape[1]) {
+    throw TraceError("trace: metadata 'page_stride' says " + settings.text("page_stride", "") +
+                     ", a page of tensor 'cache' has " + std::to_string(cache->shape[1]) + " bytes");
   }
 }
 
 /// head_dim of a cache follows from q, where there is one.
 template <class Args>
 void default_head_dim(Args& a) {
-  if constexpr (requires { a.keys.cache.head_dim; a.q.values; }) {
+  if constexpr (requires {
+                  a.keys.cache.head_dim;
+                  a.q.values;
+                }) {
     const Tensor& q = a.q.values;
     if (a.keys.cache.head_dim == 0 && q.ndim == 3 && q.shape[2] <= INT32_MAX / 2) {
-      a.keys.cache.head_dim = static_cast<int32_t>(a.keys.cache.format == KeyFormat::mxfp4 ? 2 * q.shape[2] : q.shape[2]);
+      a.keys.cache.head_dim =
+          static_cast<int32_t>(a.keys.cache.format == KeyFormat::mxfp4 ? 2 * q.shape[2] : q.shape[2]);
     }
   }
 }
@@ -146,9 +155,10 @@ struct DTypeName {
   const char* name;
 };
 // The first row of a dtype is how it is written. Some engines declare bytes of codes as I8.
-constexpr DTypeName kDTypes[] = {{DType::f32, "F32"},      {DType::f16, "F16"}, {DType::bf16, "BF16"}, {DType::f8_e4m3fn, "F8_E4M3"},
-                                 {DType::e8m0, "F8_E8M0"}, {DType::u8, "U8"},   {DType::u8, "I8"},     {DType::b8, "BOOL"},
-                                 {DType::i32, "I32"},      {DType::i64, "I64"}};
+constexpr DTypeName kDTypes[] = {
+    {DType::f32, "F32"},      {DType::f16, "F16"}, {DType::bf16, "BF16"}, {DType::f8_e4m3fn, "F8_E4M3"},
+    {DType::e8m0, "F8_E8M0"}, {DType::u8, "U8"},   {DType::u8, "I8"},     {DType::b8, "BOOL"},
+    {DType::i32, "I32"},      {DType::i64, "I64"}};
 
 /// Elements of `t` in row-major order; missing leading dimensions count as one.
 void copy_elements(const Tensor& t, size_t width, std::byte* to) {
@@ -195,10 +205,12 @@ Tensor view(const TraceTensor& tensor, const std::string& name) {
   Tensor t{};
   t.dtype = tensor_dtype(tensor.dtype);
   if (t.dtype == DType::none) {
-    throw TraceError("trace: tensor " + shown(name) + " has dtype " + shown(tensor.dtype) + ", which no operation takes");
+    throw TraceError("trace: tensor " + shown(name) + " has dtype " + shown(tensor.dtype) +
+                     ", which no operation takes");
   }
   if (tensor.shape.size() > 4) {
-    throw TraceError("trace: tensor " + shown(name) + " must have at most 4 dimensions, got " + std::to_string(tensor.shape.size()));
+    throw TraceError("trace: tensor " + shown(name) + " must have at most 4 dimensions, got " +
+                     std::to_string(tensor.shape.size()));
   }
   t.data = const_cast<std::byte*>(tensor.bytes.empty() ? &kNothing : tensor.bytes.data());
   t.ndim = static_cast<int32_t>(tensor.shape.size());
@@ -310,7 +322,8 @@ Trace trace_of(const CallArgs& args) {
   WriteFields write(trace);
   std::visit(
       [&](auto a) {
-        if (Rows* rows = rows_of(a); rows != nullptr && rows->count == row_count(a)) rows->count = 0;  // follows from the tensors
+        if (Rows* rows = rows_of(a); rows != nullptr && rows->count == row_count(a))
+          rows->count = 0;  // follows from the tensors
         fields(write, a);
         if constexpr (requires { a.q.values; }) write("heads", a.q.values.shape[1]);
         if constexpr (requires { a.out.indices; }) {

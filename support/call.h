@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A trace as a call: the argument struct of its operation over the trace's tensors, with outputs allocated here; run it, look at the
-// results, write them back. And the way round: a call as a trace. docs/formats.md lists the names; call_fields.h is that list in code.
+// A trace as a call: the argument struct of its operation over the trace's tensors, with outputs allocated here; run
+// it, look at the results, write them back. And the way round: a call as a trace. docs/formats.md lists the names;
+// call_fields.h is that list in code.
 #pragma once
 #include <cstddef>
 #include <map>
@@ -18,8 +19,8 @@
 namespace topkey::support {
 
 /// Arguments of any operation that a trace can hold.
-using CallArgs = std::variant<ExpandRows, QuantizeQ, QuantizeK, StoreK, GatherK, MqaLogits, PagedMqaLogits, Topk, SelectBlocks,
-                              MqaTopk, PagedMqaTopk, MergeTopk, ToSlots>;
+using CallArgs = std::variant<ExpandRows, QuantizeQ, QuantizeK, StoreK, GatherK, MqaLogits, PagedMqaLogits, Topk,
+                              SelectBlocks, MqaTopk, PagedMqaTopk, MergeTopk, ToSlots>;
 
 struct CallOptions {
   /// Metadata that replaces the trace's: {"topk", "512"}, {"out", "indices,scores"}.
@@ -31,8 +32,8 @@ struct CallOptions {
 /// Movable: its arguments point into the shared trace and into its own outputs.
 class Call {
  public:
-  /// TraceError: an operation that is not known, a tensor that is missing or cannot be passed, a number that is none. Shapes and
-  /// dtypes are judged by the library, in run().
+  /// TraceError: an operation that is not known, a tensor that is missing or cannot be passed, a number that is none.
+  /// Shapes and dtypes are judged by the library, in run().
   explicit Call(std::shared_ptr<const Trace> trace, const CallOptions& options = {});
 
   const std::string& op() const { return op_; }
@@ -41,8 +42,8 @@ class Call {
   const std::shared_ptr<const Trace>& shared_trace() const { return trace_; }
   /// Runs all of it, with a workspace of its own.
   void run(const Exec& exec) const;
-  /// Results of run(), by their names in a trace. Where an input of the operation has that name already (topk, merge_topk):
-  /// "out.scores", "out.indices".
+  /// Results of run(), by their names in a trace. Where an input of the operation has that name already (topk,
+  /// merge_topk): "out.scores", "out.indices".
   const std::map<std::string, TraceTensor>& outputs() const { return outputs_; }
   /// "scores" finds "out.scores" too; null when the call has no such output.
   const TraceTensor* output(const std::string& name) const;
@@ -55,7 +56,8 @@ class Call {
   std::map<std::string, TraceTensor> outputs_;
 };
 
-/// The inputs of a call as a trace: tensors copied (row-major), numbers that are not the default, `out` naming the outputs it has.
+/// The inputs of a call as a trace: tensors copied (row-major), numbers that are not the default, `out` naming the
+/// outputs it has.
 Trace trace_of(const CallArgs& args);
 
 /// Outputs that `args` has, by their API names.
@@ -70,8 +72,8 @@ std::vector<std::string> operation_names();
 /// safetensors' name of a dtype ("F8_E4M3"), and back (DType::none: no operation takes it; I8 is u8, bytes of codes).
 const char* trace_dtype(DType dtype);
 DType tensor_dtype(std::string_view trace_dtype);
-/// A view of a trace's tensor, and a row-major copy of what a view shows. TraceError for a dtype that no operation takes, or more
-/// than 4 dimensions.
+/// A view of a trace's tensor, and a row-major copy of what a view shows. TraceError for a dtype that no operation
+/// takes, or more than 4 dimensions.
 Tensor view(const TraceTensor& tensor, const std::string& name);
 TraceTensor copy_of(const Tensor& tensor);
 /// A format by its name; TraceError if there is none.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The names of every argument in a trace: one line each, read by one visitor and written by another (call.cpp). Tensors are named as
-// in docs/formats.md, numbers stand in the metadata. What C++ and Python pass as an object (norm, rope, shard, slot_map) keeps its
-// name before a dot; what they pass flat is flat. Outputs are not here: they follow from the inputs.
+// The names of every argument in a trace: one line each, read by one visitor and written by another (call.cpp). Tensors
+// are named as in docs/formats.md, numbers stand in the metadata. What C++ and Python pass as an object (norm, rope,
+// shard, slot_map) keeps its name before a dot; what they pass flat is flat. Outputs are not here: they follow from the
+// inputs.
 #pragma once
 #include <initializer_list>
 
@@ -17,7 +18,7 @@ inline constexpr Names kOrderNames = {"position", "score", "any"};
 inline constexpr Names kFillNames = {"minus_one", "repeat", "value"};
 inline constexpr Names kNormNames = {"none", "layer", "rms"};
 inline constexpr Names kScaleNames = {"ue8m0", "f32"};
-inline constexpr Names kRuleNames = {"automatic", "v32_key",   "v32_query", "v4_query", "v4_key",
+inline constexpr Names kRuleNames = {"automatic",   "v32_key",   "v32_query", "v4_query", "v4_key",
                                      "kpool_query", "kpool_key", "cpu_query", "mxfp4",    "q8_0"};
 
 template <class Io>

@@ -13,8 +13,8 @@ namespace {
 void need(const Tensor& t, const char* name, int32_t ndim) {
   if (t.data == nullptr) throw TraceError(std::string("trace: the operation needs the tensor '") + name + "'");
   if (t.ndim != ndim) {
-    throw TraceError(std::string("trace: tensor '") + name + "' must have " + std::to_string(ndim) + " dimensions, got " +
-                     std::to_string(t.ndim));
+    throw TraceError(std::string("trace: tensor '") + name + "' must have " + std::to_string(ndim) +
+                     " dimensions, got " + std::to_string(t.ndim));
   }
 }
 
@@ -51,7 +51,9 @@ int64_t code_width(KeyFormat format, int64_t head_dim) {
 
 }  // namespace
 
-bool Settings::has(const std::string& key) const { return options_.set.count(key) != 0 || trace_.metadata.count(key) != 0; }
+bool Settings::has(const std::string& key) const {
+  return options_.set.count(key) != 0 || trace_.metadata.count(key) != 0;
+}
 
 std::string Settings::text(const std::string& key, const std::string& fallback) const {
   const auto place = options_.set.find(key);
@@ -119,7 +121,8 @@ DenseKeys OutputMaker::dense(KeyFormat format, int64_t rows, int64_t head_dim) {
 
 DType OutputMaker::logits_dtype() const {
   const std::string name = settings_.text("logits_dtype", "F32");
-  if (name != "F32" && name != "BF16") throw TraceError("trace: metadata 'logits_dtype' must be F32 or BF16, got " + shown(name));
+  if (name != "F32" && name != "BF16")
+    throw TraceError("trace: metadata 'logits_dtype' must be F32 or BF16, got " + shown(name));
   return tensor_dtype(name);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What Call's parts share: Settings, the metadata of a call; OutputMaker, which allocates the outputs that a trace asks for.
+// What Call's parts share: Settings, the metadata of a call; OutputMaker, which allocates the outputs that a trace asks
+// for.
 #pragma once
 #include <map>
 #include <string>
@@ -26,9 +27,9 @@ class Settings {
 /// Rows.count where the trace does not give it; and the tensor that says so.
 int64_t row_count(const CallArgs& args);
 
-/// outputs(args) sets every output of `args`. Which of a selection's: metadata `out`, a list with commas ("indices" by default; for
-/// expand_rows and to_slots all). `num_blocks` is the width of `blocks`; `logits_dtype` F32 or BF16; `pages` the size of a cache that
-/// store_k is to make.
+/// outputs(args) sets every output of `args`. Which of a selection's: metadata `out`, a list with commas ("indices" by
+/// default; for expand_rows and to_slots all). `num_blocks` is the width of `blocks`; `logits_dtype` F32 or BF16;
+/// `pages` the size of a cache that store_k is to make.
 class OutputMaker {
  public:
   OutputMaker(const Settings& settings, uint64_t limit, std::map<std::string, TraceTensor>& outputs)

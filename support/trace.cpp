@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Reading and writing safetensors: u64 length of the header, the header (JSON), the tensors' bytes without gaps or overlaps.
+// Reading and writing safetensors: u64 length of the header, the header (JSON), the tensors' bytes without gaps or
+// overlaps.
 #include "support/trace.h"
 
 #include <algorithm>
@@ -24,13 +25,13 @@ constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the format's own r
 
 /// Bytes of a tensor, or -1 when they do not fit 63 bits or are not whole.
 int64_t bytes_of(int bits, const std::vector<int64_t>& shape) {
+  if (std::any_of(shape.begin(), shape.end(), [](int64_t extent) { return extent < 0; })) return -1;
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   int64_t total = bits;
-  bool empty = false;
   for (const int64_t extent : shape) {
-    if (extent == 0) empty = true;
-    if (extent < 0 || (extent > 0 && __builtin_mul_overflow(total, extent, &total))) return -1;
+    if (__builtin_mul_overflow(total, extent, &total)) return -1;
   }
-  return empty ? 0 : total % 8 != 0 ? -1 : total / 8;
+  return total % 8 != 0 ? -1 : total / 8;
 }
 
 struct Source {
@@ -58,7 +59,8 @@ uint64_t read_header_length(const Source& source) {
 }
 
 /// Entries in the order of their bytes, which must follow each other without gap or overlap and fill the file.
-std::vector<std::pair<std::string, HeaderEntry>> laid_out(const Header& header, uint64_t data, const std::string& file) {
+std::vector<std::pair<std::string, HeaderEntry>> laid_out(const Header& header, uint64_t data,
+                                                          const std::string& file) {
   std::vector<std::pair<std::string, HeaderEntry>> entries(header.tensors.begin(), header.tensors.end());
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::pair(a.second.begin, a.second.end) < std::pair(b.second.begin, b.second.end);
@@ -73,7 +75,8 @@ std::vector<std::pair<std::string, HeaderEntry>> laid_out(const Header& header, 
     const int bits = dtype_bits(entry.dtype);
     if (bits == 0) throw TraceError(who + "has the unknown dtype " + shown(entry.dtype));
     if (bytes_of(bits, entry.shape) != static_cast<int64_t>(entry.end - entry.begin)) {
-      throw TraceError(who + "has " + std::to_string(entry.end - entry.begin) + " bytes, which is not what its shape and dtype need");
+      throw TraceError(who + "has " + std::to_string(entry.end - entry.begin) +
+                       " bytes, which is not what its shape and dtype need");
     }
     next = entry.end;
   }
@@ -113,7 +116,8 @@ class TemporaryFile {
   TemporaryFile& operator=(const TemporaryFile&) = delete;
 
   void write(const void* bytes, size_t size) {
-    if (size != 0 && std::fwrite(bytes, 1, size, file_.get()) != size) throw TraceError(path_ + ": cannot be written to its end");
+    if (size != 0 && std::fwrite(bytes, 1, size, file_.get()) != size)
+      throw TraceError(path_ + ": cannot be written to its end");
   }
   void commit() {
     std::error_code failed;
@@ -138,10 +142,10 @@ int dtype_bits(std::string_view dtype) {
     std::string_view name;
     int bits;
   };
-  static constexpr Row kTable[] = {
-      {"F64", 64},     {"I64", 64},     {"U64", 64},     {"C64", 64},     {"F32", 32},    {"I32", 32},    {"U32", 32},
-      {"F16", 16},     {"BF16", 16},    {"I16", 16},     {"U16", 16},     {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8},
-      {"U8", 8},       {"I8", 8},       {"BOOL", 8},     {"F6_E2M3", 6},  {"F6_E3M2", 6}, {"F4", 4}};
+  static constexpr Row kTable[] = {{"F64", 64}, {"I64", 64},    {"U64", 64},    {"C64", 64},    {"F32", 32},
+                                   {"I32", 32}, {"U32", 32},    {"F16", 16},    {"BF16", 16},   {"I16", 16},
+                                   {"U16", 16}, {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"U8", 8},
+                                   {"I8", 8},   {"BOOL", 8},    {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}};
   for (const Row& row : kTable) {
     if (row.name == dtype) return row.bits;
   }
@@ -155,6 +159,7 @@ std::string shown(std::string_view name) {
 }
 
 int64_t TraceTensor::count() const {
+  if (bytes.empty()) return 0;  // beside an extent of 0 the product of the others may not fit
   int64_t total = 1;
   for (const int64_t extent : shape) total *= extent;
   return total;
@@ -190,7 +195,8 @@ TraceTensor make_tensor(std::string_view dtype, std::vector<int64_t> shape, uint
   if (bytes < 0 || static_cast<uint64_t>(bytes) > limit) {
     std::string extents;
     for (const int64_t extent : shape) extents += (extents.empty() ? "" : ", ") + std::to_string(extent);
-    throw TraceError("trace: a tensor of shape [" + extents + "] and dtype " + std::string(dtype) + " cannot be made or is too large");
+    throw TraceError("trace: a tensor of shape [" + extents + "] and dtype " + std::string(dtype) +
+                     " cannot be made or is too large");
   }
   return {std::string(dtype), std::move(shape), std::vector<std::byte>(static_cast<size_t>(bytes))};
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A trace: one indexer call in a .safetensors file (named tensors, and metadata strings). What the command line, the tests and a bug
-// report exchange. The names are those of docs/formats.md; this file knows none of them, support/call.h does.
-// Files come from strangers: whatever their bytes, reading gives a Trace or a TraceError, and allocates no more than the file holds.
+// A trace: one indexer call in a .safetensors file (named tensors, and metadata strings). What the command line, the
+// tests and a bug report exchange. The names are those of docs/formats.md; this file knows none of them, support/call.h
+// does. Files come from strangers: whatever their bytes, reading gives a Trace or a TraceError, and allocates no more
+// than the file holds.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -58,8 +59,8 @@ std::string shown(std::string_view name);
 Trace read_trace(const std::string& path);
 /// The same from memory; `name` stands for the file in sentences.
 Trace parse_trace(std::string_view bytes, const std::string& name);
-/// Whole or not at all: a temporary file beside `path`, renamed over it. The same trace gives the same bytes: widest dtype first (so
-/// that every tensor is aligned in the file), then by name.
+/// Whole or not at all: a temporary file beside `path`, renamed over it. The same trace gives the same bytes: widest
+/// dtype first (so that every tensor is aligned in the file), then by name.
 void write_trace(const std::string& path, const Trace& trace);
 
 }  // namespace topkey::support

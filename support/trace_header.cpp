@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// nlohmann's parser calls HeaderReader for each token; the reader accepts only what can stand at that place and throws otherwise.
+// nlohmann's parser calls HeaderReader for each token; the reader accepts only what can stand at that place and throws
+// otherwise.
 #include "support/trace_header.h"
 
 #include <nlohmann/json.hpp>

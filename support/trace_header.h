@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The JSON header of a safetensors file, checked as it is read: no document is built, so nesting, duplicate keys and size cannot hurt.
+// The JSON header of a safetensors file, checked as it is read: no document is built, so nesting, duplicate keys and
+// size cannot hurt.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -20,8 +21,8 @@ struct Header {
   std::map<std::string, std::string> metadata;
 };
 
-/// TraceError for anything but {"name": {"dtype", "shape", "data_offsets"}, ..., "__metadata__": {string: string}}. `file` stands in
-/// front of the sentence. Offsets and sizes are not yet compared.
+/// TraceError for anything but {"name": {"dtype", "shape", "data_offsets"}, ..., "__metadata__": {string: string}}.
+/// `file` stands in front of the sentence. Offsets and sizes are not yet compared.
 Header parse_header(std::string_view json, const std::string& file);
 std::string write_header(const Header& header);
 

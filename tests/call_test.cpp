@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A call as a trace and back: the same arguments, the same results; and traces whose names or numbers are wrong get a sentence.
+// A call as a trace and back: the same arguments, the same results; and traces whose names or numbers are wrong get a
+// sentence.
 #include "support/call.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/backend_test.h"
 #include "tests/testing.h"
 
 namespace topkey::testing {
@@ -38,7 +40,7 @@ Problem paged_problem(KeyFormat format, Addressing addressing) {
   return make_problem(spec);
 }
 
-class CallOnBackend : public ::testing::TestWithParam<std::string> {};
+class CallOnBackend : public BackendTest {};
 
 TEST_P(CallOnBackend, APagedSearchGivesTheResultsOfTheCallItIs) {
   for (const KeyFormat format : {KeyFormat::fp8, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0}) {
@@ -50,10 +52,10 @@ TEST_P(CallOnBackend, APagedSearchGivesTheResultsOfTheCallItIs) {
       const Outputs outputs(p.count(), 7, want);
       PagedMqaTopk args = p.paged_search(7, outputs.selection());
       args.admit.force_last = 2;
-      run(args, on(GetParam()));
+      run(args, exec());
       const Call call(shared(trace_of(args)));
       EXPECT_EQ(call.op(), "paged_mqa_topk");
-      call.run(on(GetParam()));
+      call.run(exec());
       for (const auto& [name, tensor] : output_tensors(args)) {
         ASSERT_NE(call.output(name), nullptr) << name;
         EXPECT_EQ(call.output(name)->bytes, copy_of(tensor).bytes) << name << ", " << p.text();
@@ -62,8 +64,7 @@ TEST_P(CallOnBackend, APagedSearchGivesTheResultsOfTheCallItIs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CallOnBackend, ::testing::ValuesIn(host_backends()),
-                         [](const auto& info) { std::string name = info.param; for (char& c : name) c = c == '.' ? '_' : c; return name; });
+TOPKEY_ON_EVERY_BACKEND(CallOnBackend);
 
 Trace selection_trace() {
   Trace trace;
@@ -97,7 +98,9 @@ TEST(Call, OptionsReplaceMetadata) {
 }
 
 TEST(Call, WrongMetadataIsNamed) {
-  const std::pair<const char*, const char*> cases[] = {{"op", "topkk"}, {"order", "up"}, {"topk", "two"}, {"topk", "99999999999"}, {"topk", "-1"}, {"fill", ""}, {"force_first", "1e3"}, {"slot_map.table_per_row", "maybe"}};
+  const std::pair<const char*, const char*> cases[] = {
+      {"op", "topkk"}, {"order", "up"}, {"topk", "two"},        {"topk", "99999999999"},
+      {"topk", "-1"},  {"fill", ""},    {"force_first", "1e3"}, {"slot_map.table_per_row", "maybe"}};
   for (const auto& [key, value] : cases) {
     Trace trace = selection_trace();
     trace.metadata[key] = value;

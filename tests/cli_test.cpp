@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The built command, as a user or a script meets it: exit codes, --json, hostile files, every operation from make-trace through run to
-// check. A complaint is one line on stderr; no exception and no signal ends the program.
+// The built command, as a user or a script meets it: exit codes, --json, hostile files, every operation from make-trace
+// through run to check. A complaint is one line on stderr; no exception and no signal ends the program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -42,12 +42,14 @@ class Cli : public ::testing::Test {
     return path(name);
   }
   Outcome run_command(const std::string& arguments, const std::string& environment = "") const {
-    const std::string command = environment + " " TOPKEY_CLI " " + arguments + " >" + path("out") + " 2>" + path("err") + " </dev/null";
+    const std::string command =
+        environment + " " TOPKEY_CLI " " + arguments + " >" + path("out") + " 2>" + path("err") + " </dev/null";
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(path("out")), file_text(path("err"))};
   }
   /// Exit code and one worded line on stderr.
-  void expect_refused(const std::string& arguments, int code, const std::string& words = "", const std::string& environment = "") const {
+  void expect_refused(const std::string& arguments, int code, const std::string& words = "",
+                      const std::string& environment = "") const {
     const Outcome outcome = run_command(arguments, environment);
     EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(words)) << arguments;
@@ -56,13 +58,16 @@ class Cli : public ::testing::Test {
   }
   std::string small_trace(const std::string& options = "") const {
     const std::string file = path("small.safetensors");
-    const Outcome outcome = run_command("make-trace -o " + file + " --heads 2 --head-dim 32 --rows 4 --keys 90 --topk 5 --page-size 16 --expected " + options);
+    const Outcome outcome =
+        run_command("make-trace -o " + file +
+                    " --heads 2 --head-dim 32 --rows 4 --keys 90 --topk 5 --page-size 16 --expected " + options);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return file;
   }
 
  private:
-  fs::path folder_ = fs::path(::testing::TempDir()) / (std::string("cli_test_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::path folder_ = fs::path(::testing::TempDir()) /
+                     (std::string("cli_test_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 TEST_F(Cli, InfoRunsEveryCellOfItsMatrix) {
@@ -94,7 +99,9 @@ TEST_F(Cli, WrongUsageIsBadInput) {
 
 TEST_F(Cli, EveryOperationGoesFromMakeTraceThroughRunToCheck) {
   for (const std::string& op : operation_names()) {
-    const std::string file = path(op), options = " --heads 2 --head-dim 32 --rows 4 --keys 60 --topk 5 --requests 2 --page-size 8 --op " + op;
+    const std::string file = path(op),
+                      options =
+                          " --heads 2 --head-dim 32 --rows 4 --keys 60 --topk 5 --requests 2 --page-size 8 --op " + op;
     ASSERT_EQ(run_command("make-trace -o " + file + options).code, 0) << op;
     ASSERT_EQ(run_command("make-trace -o " + file + "2" + options).code, 0) << op;
     EXPECT_EQ(file_text(file), file_text(file + "2")) << op << ": the same arguments must give the same bytes";
@@ -105,7 +112,8 @@ TEST_F(Cli, EveryOperationGoesFromMakeTraceThroughRunToCheck) {
     const Call call(std::make_shared<Trace>(before));
     for (const auto& [name, tensor] : call.outputs()) EXPECT_NE(after.find(name), nullptr) << op << " " << name;
     const Trace again = trace_of(call.args());
-    for (const auto& [name, tensor] : again.tensors) EXPECT_EQ(before.find(name)->bytes, tensor.bytes) << op << " " << name;
+    for (const auto& [name, tensor] : again.tensors)
+      EXPECT_EQ(before.find(name)->bytes, tensor.bytes) << op << " " << name;
     const Outcome checked = run_command("check " + file);
     EXPECT_EQ(checked.code, 0) << op << "\n" << checked.out << checked.err;
   }
@@ -158,10 +166,12 @@ TEST_F(Cli, HostileFilesGetASentence) {
   expect_refused("run /dev/zero", 2, "not a regular file");
   expect_refused("check " + write("empty", ""), 2, "too short");
   expect_refused("run " + write("ones", std::string(100, '\xFF')), 2, "header");
-  expect_refused("run " + write("bomb", std::string("\x40\x42\x0F\0\0\0\0\0", 8) + std::string(1000000, '[')), 2, "JSON object");
+  expect_refused("run " + write("bomb", std::string("\x40\x42\x0F\0\0\0\0\0", 8) + std::string(1000000, '[')), 2,
+                 "JSON object");
   expect_refused("run " + write("nothing", std::string("\2\0\0\0\0\0\0\0{}", 10)), 2, "'op'");
   const std::string whole = file_text(small_trace());
-  for (size_t size = 1; size < whole.size(); size += whole.size() / 12) expect_refused("check " + write("cut", whole.substr(0, size)), 2);
+  for (size_t size = 1; size < whole.size(); size += whole.size() / 12)
+    expect_refused("check " + write("cut", whole.substr(0, size)), 2);
 }
 
 TEST_F(Cli, WrongCallsGetASentence) {
@@ -199,7 +209,8 @@ TEST_F(Cli, ARealTraceShowsAttentionAndText) {
   if (!fs::exists(file)) GTEST_SKIP() << "no " << file;
   const Outcome outcome = run_command("run --backend ref " + file);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* words : {"backend ref", "store_k", "keys/s", "recall", "best mass", "what query row", "equal, bit for bit"}) {
+  for (const char* words :
+       {"backend ref", "store_k", "keys/s", "recall", "best mass", "what query row", "equal, bit for bit"}) {
     EXPECT_THAT(outcome.out, HasSubstr(words));
   }
   EXPECT_EQ(outcome.out.find('\033'), std::string::npos) << "no colours where there is no terminal";

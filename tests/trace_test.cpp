@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Trace files: what is written is read again, bit for bit and in one order; what is hostile, truncated or merely wrong is refused with
-// a sentence that says where.
+// Trace files: what is written is read again, bit for bit and in one order; what is hostile, truncated or merely wrong
+// is refused with a sentence that says where.
 #include "support/trace.h"
 
 #include <gmock/gmock.h>
@@ -58,10 +58,15 @@ class TraceFile : public ::testing::Test {
   TraceFile() { fs::create_directories(folder_); }
   ~TraceFile() override { fs::remove_all(folder_); }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  size_t files() const { return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator())); }
+  size_t files() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+  }
 
  private:
-  fs::path folder_ = fs::path(::testing::TempDir()) / ("trace_test_" + std::to_string(std::hash<std::string>()(::testing::UnitTest::GetInstance()->current_test_info()->name())));
+  fs::path folder_ =
+      fs::path(::testing::TempDir()) /
+      ("trace_test_" +
+       std::to_string(std::hash<std::string>()(::testing::UnitTest::GetInstance()->current_test_info()->name())));
 };
 
 TEST_F(TraceFile, WhatIsWrittenIsReadAgain) {
@@ -135,7 +140,8 @@ TEST(Trace, HostileHeadersAreRefused) {
       {file_of("{\"__metadata__\":{\"a\":{}}}", ""), "metadata values must be strings"},
       {file_of("{\"__metadata__\":{\"a\":\"\",\"a\":\"\"}}", ""), "occurs twice"},
       {file_of("{\"__metadata__\":{},\"__metadata__\":{}}", ""), "occurs twice"},
-      {file_of("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}," + ok.substr(1), "xy"), "'a' occurs twice"},
+      {file_of("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}," + ok.substr(1), "xy"),
+       "'a' occurs twice"},
       {tensor(R"("dtype":"U8","shape":[2])"), "must have dtype, shape and data_offsets"},
       {tensor(R"("dtype":"U8","dtype":"U8","shape":[2],"data_offsets":[0,2])"), "twice"},
       {tensor(R"("dtype":"U8","shape":[2],"data_offsets":[0,2],"x":1)"), "unknown field"},
@@ -154,8 +160,18 @@ TEST(Trace, HostileHeadersAreRefused) {
       {tensor(R"("dtype":"U8","shape":[2],"data_offsets":[2,0])"), "ends before it begins"},
       {tensor(R"("dtype":"U8","shape":[2],"data_offsets":[0,18446744073709551615])"), "beyond the end"},
       {tensor(R"("dtype":"U8","shape":[1],"data_offsets":[1,2])"), "gap"},
-      {file_of(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", "xy"), "overlaps"},
-      {tensor("\"dtype\":\"U8\",\"shape\":[1" + [] { std::string ones; for (int i = 0; i < 40; ++i) ones += ",1"; return ones; }() + "],\"data_offsets\":[0,1]"), "32 dimensions"},
+      {file_of(
+           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+           "xy"),
+       "overlaps"},
+      {tensor("\"dtype\":\"U8\",\"shape\":[1" +
+              [] {
+                std::string ones;
+                for (int i = 0; i < 40; ++i) ones += ",1";
+                return ones;
+              }() +
+              "],\"data_offsets\":[0,1]"),
+       "32 dimensions"},
   };
   for (const auto& [bytes, words] : cases) {
     const std::string sentence = refusal(bytes);

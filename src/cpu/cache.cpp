@@ -197,7 +197,7 @@ int64_t wild_values(const GatherK& a) {
 
 void store_k(const StoreK& a, const Exec& exec) {
   const PageLayout layout = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim);
-  if (exec.strict) raise_if_wild("store_k", wild_values(a, layout));
+  if (exec.strict) raise_if_wild(exec, "store_k", wild_values(a, layout));
   if ((exec.flags & kCheckOnly) != 0) return;
   if (a.k_scales.data != nullptr || a.k.dtype == DType::u8) {
     store_codes(a, layout, exec);
@@ -207,7 +207,7 @@ void store_k(const StoreK& a, const Exec& exec) {
 }
 
 void gather_k(const GatherK& a, const Exec& exec) {
-  if (exec.strict) raise_if_wild("gather_k", wild_values(a));
+  if (exec.strict) raise_if_wild(exec, "gather_k", wild_values(a));
   const Gather gather(a);
   const int64_t requests = a.indptr.shape[0] - 1;
   int64_t rows = 0;  // rows that some request has: total may be far beyond

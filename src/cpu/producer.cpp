@@ -52,7 +52,7 @@ Recipe make_recipe(int64_t dim, DType input, const Norm& norm, const Rope& rope,
   return r;
 }
 
-// The table of API.md 2. How a code is made of x and s (x / s, x * 2^-e, x * (1 / s)) is not in it: with s = 2^e all three are the
+// The table of docs/formats.md. How a code is made of x and s (x / s, x * 2^-e, x * (1 / s)) is not in it: with s = 2^e all three are the
 // correctly rounded value of the same number, and rules that keep another s divide.
 void set_query_rule(Recipe& r, QuantRule rule) {
   r.codes = Codes::fp8;

@@ -50,7 +50,7 @@ float weight_at(const Tensor& weights, int64_t row, int64_t head) {
 
 void quantize_q(const QuantizeQ& a, const Exec& exec) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1];
-  if (exec.strict) raise_if_wild("quantize_q", positions_outside(a.rope, rows));
+  if (exec.strict) raise_if_wild(exec, "quantize_q", positions_outside(a.rope, rows));
   const Recipe recipe = query_recipe(a);
   const WeightScale scaled(a);
   const int64_t in_bytes = float_bytes(a.q.dtype),
@@ -76,7 +76,7 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
 
 void quantize_k(const QuantizeK& a, const Exec& exec) {
   const int64_t rows = a.k.shape[0], dim = a.k.shape[1];
-  if (exec.strict) raise_if_wild("quantize_k", positions_outside(a.rope, rows));
+  if (exec.strict) raise_if_wild(exec, "quantize_k", positions_outside(a.rope, rows));
   Recipe recipe = make_recipe(dim, a.k.dtype, a.norm, a.rope, a.hadamard);
   set_key_rule(recipe, a.out.format, a.rule, a.scale);
   const int64_t in_bytes = float_bytes(a.k.dtype);

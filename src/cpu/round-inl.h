@@ -2,7 +2,7 @@
 //
 // Number formats in vectors, for the producers: f32, bf16, f16 and e4m3 by the same bits as topkey/number.h, which the tests compare them
 // with value by value. Rounding adds a power of two whose ulp is the target's step, so that the adder rounds to nearest even, subnormals
-// included; only the bits of the sum are used. NaN payloads are not kept: what is stored is the one NaN of SPEC 3.
+// included; only the bits of the sum are used. NaN payloads are not kept: what is stored is the one NaN of docs/numerics.md.
 #if defined(TOPKEY_CPU_ROUND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_ROUND_INL_H_
 #undef TOPKEY_CPU_ROUND_INL_H_

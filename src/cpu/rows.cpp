@@ -176,7 +176,7 @@ void expand_rows(const ExpandRows& a, const Exec& exec) {
     int64_t wild = 0;
     RowExpander expander(a);
     for (int64_t row = 0; row < a.capacity; ++row) wild += expander.next(row).wild;
-    raise_if_wild("expand_rows", wild);
+    raise_if_wild(exec, "expand_rows", wild);
   }
   constexpr int64_t kRowsEach = 4096;  // 5 ns a row
   run_shared(exec, a.capacity / kRowsEach, a.capacity, [&](const Share& share, Counts& counts) {
@@ -194,7 +194,7 @@ void expand_rows(const ExpandRows& a, const Exec& exec) {
 
 void to_slots(const ToSlots& a, const Exec& exec) {
   const Pages pages(a.block_table, a.page_size, a.shard, INT32_MAX);
-  if (exec.strict) raise_if_wild("to_slots", wild_positions(a, pages));
+  if (exec.strict) raise_if_wild(exec, "to_slots", wild_positions(a, pages));
   const int64_t rows = a.indices.shape[0];
   constexpr int64_t kPositionsEach = 8192;  // 2 to 4 ns each
   run_shared(exec, rows * a.indices.shape[1] / kPositionsEach, rows, [&](const Share& share, Counts& counts) {

@@ -21,9 +21,11 @@ struct Share {
   int64_t cut(int64_t items, int64_t r) const { return items / size * r + items % size * r / size; }
 };
 
-/// For strict calls, before run_shared: every member of a caller's team counts alike, so that all of them raise or none does.
-inline void raise_if_wild(const char* op, int64_t number) {
+/// For strict calls, before run_shared: every member of a caller's team counts alike, so that all of them raise or none does; none goes on to
+/// write (perhaps over what is being counted) before all have counted.
+inline void raise_if_wild(const Exec& exec, const char* op, int64_t number) {
   if (number > 0) raise_wild(op, number);
+  if (exec.team != nullptr && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
 }
 
 /// Runs work(share, counts) on the call's team, `useful` members at most; `rows` is what the call adds to kRows. work must not throw.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// topkey check TRACE... | --random: holds every usable backend against the oracle, itself and the reference. Exit code 1 when anything
-// differs; the first difference of each comparison is shown, and a random case that differs can be kept as a trace.
+// topkey check TRACE... | --random: holds every usable backend against the oracle, itself and the reference. Exit code
+// 1 when anything differs; the first difference of each comparison is shown, and a random case that differs can be kept
+// as a trace.
 #include <CLI/CLI.hpp>
 
 #include <fmt/format.h>
@@ -46,7 +47,8 @@ std::string difference(const Report& report) {
 std::string figures(const Report& report) {
   std::string text = fmt::format("{} compared", report.compared);
   if (report.differing > 0) text += fmt::format(", {} {}", report.differing, report.ok ? "within the band" : "differ");
-  if (report.worst > 0) text += fmt::format(", worst {:.3g}{}", report.worst, report.name == "sets" ? " a row" : " of its bound");
+  if (report.worst > 0)
+    text += fmt::format(", worst {:.3g}{}", report.worst, report.name == "sets" ? " a row" : " of its bound");
   if (report.calc_diff != 0) text += fmt::format(", calc_diff {:.3g}", report.calc_diff);
   return text;
 }
@@ -54,8 +56,9 @@ std::string figures(const Report& report) {
 Json as_json(const Finding& finding) {
   if (!finding.skipped.empty()) return {{"backend", finding.backend}, {"skipped", finding.skipped}};
   const Report& r = finding.report;
-  Json json = {{"backend", finding.backend}, {"check", r.name}, {"ok", r.ok},       {"rows", r.rows},
-               {"compared", r.compared},     {"differing", r.differing}, {"worst", r.worst}, {"calc_diff", r.calc_diff}};
+  Json json = {
+      {"backend", finding.backend}, {"check", r.name},          {"ok", r.ok},       {"rows", r.rows},
+      {"compared", r.compared},     {"differing", r.differing}, {"worst", r.worst}, {"calc_diff", r.calc_diff}};
   if (!r.ok) json["first"] = difference(r);
   return json;
 }
@@ -69,7 +72,8 @@ bool print_findings(const std::vector<Finding>& findings) {
       continue;
     }
     const Report& report = finding.report;
-    fmt::print("  {:<12} {:<20} {:<8} {}\n", finding.backend, report.name, report.ok ? "ok" : "DIFFERS", figures(report));
+    fmt::print("  {:<12} {:<20} {:<8} {}\n", finding.backend, report.name, report.ok ? "ok" : "DIFFERS",
+               figures(report));
     if (!report.ok) fmt::print("  {:<12} {:<20} first: {}\n", "", "", difference(report));
     good = good && report.ok;
   }
@@ -77,7 +81,8 @@ bool print_findings(const std::vector<Finding>& findings) {
 }
 
 bool all_ok(const std::vector<Finding>& findings) {
-  return std::all_of(findings.begin(), findings.end(), [](const Finding& f) { return !f.skipped.empty() || f.report.ok; });
+  return std::all_of(findings.begin(), findings.end(),
+                     [](const Finding& f) { return !f.skipped.empty() || f.report.ok; });
 }
 
 Exit check_files(const Options& options) {
@@ -157,30 +162,43 @@ class RandomCheck {
     std::FILE* out = options_.json ? stderr : stdout;
     for (const Finding& finding : findings) {
       if (finding.report.ok) continue;
-      fmt::print(out, "{} on {}: {} differ: {}\n", op, finding.backend, finding.report.name, difference(finding.report));
+      fmt::print(out, "{} on {}: {} differ: {}\n", op, finding.backend, finding.report.name,
+                 difference(finding.report));
     }
     fmt::print(out, "  again: topkey check --random --op {} --seed {} --cases 1 --save bug.safetensors\n", op, seed);
   }
 
   void print_text(int64_t cases) const {
-    fmt::print("  {:<12} {:<18} {:>6} {:>8} {:>8} {:>12}  {}\n", "backend", "operation", "cases", "skipped", "differ", "compared", "worst score error");
+    fmt::print("  {:<12} {:<18} {:>6} {:>8} {:>8} {:>12}  {}\n", "backend", "operation", "cases", "skipped", "differ",
+               "compared", "worst score error");
     for (const auto& [key, tally] : tally_) {
-      fmt::print("  {:<12} {:<18} {:>6} {:>8} {:>8} {:>12}  {}\n", key.first, key.second, tally.cases, tally.skipped, tally.differ, tally.compared,
-                 tally.worst > 0 ? fmt::format("{:.3g} of its bound", tally.worst) : tally.compared > 0 && key.second.find("mqa") != std::string::npos ? "none" : "");
+      fmt::print("  {:<12} {:<18} {:>6} {:>8} {:>8} {:>12}  {}\n", key.first, key.second, tally.cases, tally.skipped,
+                 tally.differ, tally.compared,
+                 tally.worst > 0 ? fmt::format("{:.3g} of its bound", tally.worst)
+                 : tally.compared > 0 && key.second.find("mqa") != std::string::npos ? "none"
+                                                                                     : "");
     }
     std::map<std::string, int64_t> reasons;
     for (const auto& [key, tally] : tally_) {
       for (const auto& [reason, count] : tally.reasons) reasons[reason] += count;
     }
     for (const auto& [reason, count] : reasons) fmt::print("  skipped {}: {}\n", count, reason);
-    fmt::print("{} random cases from seed {}: {}\n", cases, options_.seed, differ_ > 0 ? "DIFFERS" : ran_ > 0 ? "equal" : "nothing was checked");
+    fmt::print("{} random cases from seed {}: {}\n", cases, options_.seed,
+               differ_ > 0 ? "DIFFERS"
+               : ran_ > 0  ? "equal"
+                           : "nothing was checked");
   }
 
   void print_json() const {
     Json json = {{"seed", options_.seed}, {"ok", differ_ == 0}, {"rows", Json::array()}};
     for (const auto& [key, tally] : tally_) {
-      json["rows"].push_back({{"backend", key.first}, {"op", key.second}, {"cases", tally.cases}, {"skipped", tally.skipped},
-                              {"differ", tally.differ}, {"compared", tally.compared}, {"worst", tally.worst}});
+      json["rows"].push_back({{"backend", key.first},
+                              {"op", key.second},
+                              {"cases", tally.cases},
+                              {"skipped", tally.skipped},
+                              {"differ", tally.differ},
+                              {"compared", tally.compared},
+                              {"worst", tally.worst}});
     }
     fmt::print("{}\n", json.dump(1));
   }
@@ -206,8 +224,11 @@ void add_check(CLI::App& app, Action& action) {
   sub->add_option("--op", options->op, "Random cases of this operation only");
   sub->add_option("--backend", options->backend, "This backend only (default: all that can be used)");
   sub->add_option("--seed", options->seed, "First seed of the random cases")->capture_default_str();
-  sub->add_option("--cases", options->cases, fmt::format("How many random cases (default {})", kCases))->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
-  sub->add_option("--rows", options->rows, "Query rows of a trace to check, evenly spaced (default: what about a minute allows)")->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
+  sub->add_option("--cases", options->cases, fmt::format("How many random cases (default {})", kCases))
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
+  sub->add_option("--rows", options->rows,
+                  "Query rows of a trace to check, evenly spaced (default: what about a minute allows)")
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   sub->add_option("--save", options->save, "Keep the first random case that differs as a trace");
   sub->add_flag("--json", options->json, "Findings for a script");
   sub->callback([options, &action] { action = [options] { return check(*options); }; });

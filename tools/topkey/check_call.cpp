@@ -27,7 +27,8 @@ using support::TraceTensor;
 struct Nature {
   bool exact, random_normal, real;
   explicit Nature(const Trace& trace)
-      : exact(trace.text("exact", "0") == "1"), random_normal(trace.text("pattern", "") == "normal"),
+      : exact(trace.text("exact", "0") == "1"),
+        random_normal(trace.text("pattern", "") == "normal"),
         real(trace.text("model", "synthetic") != "synthetic") {}
   double calc_limit() const { return exact || random_normal ? 5e-6 : 0; }
 };
@@ -43,10 +44,12 @@ Snapshot snapshot(const support::CallArgs& args) {
 /// So that an output which a call fails to write is not taken for right.
 void poison(const support::CallArgs& args) {
   for (const auto& [name, t] : support::output_tensors(args)) {
-    const int64_t rows = t.ndim == 0 ? 0 : t.shape[0], columns = t.ndim < 2 ? 1 : t.shape[1] * (t.ndim < 3 ? 1 : t.shape[2]);
+    const int64_t rows = t.ndim == 0 ? 0 : t.shape[0],
+                  columns = t.ndim < 2 ? 1 : t.shape[1] * (t.ndim < 3 ? 1 : t.shape[2]);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t width = static_cast<int64_t>(support::dtype_bytes(t.dtype));
-      std::memset(static_cast<std::byte*>(t.data) + r * t.stride[0] * width, 0xA5, static_cast<size_t>(columns * width));
+      std::memset(static_cast<std::byte*>(t.data) + r * t.stride[0] * width, 0xA5,
+                  static_cast<size_t>(columns * width));
     }
   }
 }
@@ -67,11 +70,13 @@ Report compare_bits(const std::string& name, const Snapshot& got, const Snapshot
       const Tensor x = support::view(a, got[i].first), y = support::view(b, got[i].first);
       const auto shown_at = [&](const Tensor& t) {
         const Tensor flat = tensor(t.data, t.dtype, {a.count()});
-        return t.dtype == DType::f32 ? fmt::format("{:.9g} (0x{:08X})", support::float_at(flat, j), bits_of(support::float_at(flat, j)))
-               : width >= 4          ? std::to_string(support::int_at(flat, j))
-                                     : fmt::format("0x{:02X}", static_cast<int>(static_cast<const uint8_t*>(t.data)[at]));
+        return t.dtype == DType::f32
+                   ? fmt::format("{:.9g} (0x{:08X})", support::float_at(flat, j), bits_of(support::float_at(flat, j)))
+               : width >= 4 ? std::to_string(support::int_at(flat, j))
+                            : fmt::format("0x{:02X}", static_cast<int>(static_cast<const uint8_t*>(t.data)[at]));
       };
-      report.fail(fmt::format("{} {}, expected {}, in column {}", got[i].first, shown_at(x), shown_at(y), j % columns), j / columns);
+      report.fail(fmt::format("{} {}, expected {}, in column {}", got[i].first, shown_at(x), shown_at(y), j % columns),
+                  j / columns);
     }
     if (a.shape != b.shape) report.fail(got[i].first + " has another shape");
   }
@@ -88,12 +93,15 @@ Report compare_formulations(const support::Truth& truth) {
     if (truth.a[i] < 0 || !std::isfinite(ref) || !std::isfinite(truth.wide[i])) continue;
     ++report.compared;
     const long double error = std::abs(static_cast<long double>(ref) - truth.wide[i]);
-    const long double bound = std::abs(truth.wide[i]) * 0x1p-24L + static_cast<long double>(truth.a[i]) * (truth.heads + truth.head_dim + 4) * 0x1p-52L + 0x1p-149L;
+    const long double bound = std::abs(truth.wide[i]) * 0x1p-24L +
+                              static_cast<long double>(truth.a[i]) * (truth.heads + truth.head_dim + 4) * 0x1p-52L +
+                              0x1p-149L;
     if (error > 0) report.worst = std::max(report.worst, static_cast<double>(error / bound));
     if (error <= bound) continue;
     ++report.differing;
     const auto cell = static_cast<int64_t>(i);
-    report.fail(fmt::format("score {:.9g}, in long double {:.12g}", ref, static_cast<double>(truth.wide[i])), cell / truth.width, cell % truth.width);
+    report.fail(fmt::format("score {:.9g}, in long double {:.12g}", ref, static_cast<double>(truth.wide[i])),
+                cell / truth.width, cell % truth.width);
   }
   return report;
 }
@@ -106,7 +114,8 @@ struct Piece {
 
 class Checker {
  public:
-  Checker(const support::Call& call, std::string backend) : call_(call), nature_(call.trace()), backend_(std::move(backend)) {
+  Checker(const support::Call& call, std::string backend)
+      : call_(call), nature_(call.trace()), backend_(std::move(backend)) {
     exec_.backend = backend_.c_str();
   }
 
@@ -139,7 +148,11 @@ class Checker {
   static constexpr bool kSearches = std::is_same_v<Args, MqaTopk> || std::is_same_v<Args, PagedMqaTopk>;
 
   static bool is_producer(const support::CallArgs& args) {
-    return std::visit([](const auto& a) { return !requires { a.rows; }; }, args);
+    return std::visit(
+        [](const auto& a) {
+          return !requires { a.rows; };
+        },
+        args);
   }
 
   template <class Args>
@@ -162,7 +175,8 @@ class Checker {
     std::vector<Report> found{support::compare_scores(logits, truth, arithmetic_of(a), nature_.calc_limit())};
     if (backend_ == "ref") found.push_back(compare_formulations(truth));
     if (const auto exact = unquantised(piece)) {
-      found.push_back(support::compare_unquantised(truth, *exact, a.rows, format_of(a), nature_.random_normal && enough(truth)));
+      found.push_back(
+          support::compare_unquantised(truth, *exact, a.rows, format_of(a), nature_.random_normal && enough(truth)));
     }
     return found;
   }
@@ -175,7 +189,8 @@ class Checker {
     scored.q = a.q, scored.keys = a.keys, scored.rows = a.rows, scored.clean = true, scored.logits = logits.view();
     support::run_args(scored, exec_);
     std::vector<Report> found = compare_scored(a, scored, piece);
-    if (!sharded(a)) found.push_back(support::compare_sets(a, truth, arithmetic_of(a), nature_.random_normal || nature_.real));
+    if (!sharded(a))
+      found.push_back(support::compare_sets(a, truth, arithmetic_of(a), nature_.random_normal || nature_.real));
     found.push_back(support::compare_selection(a, logits.view(), stats));
     return found;
   }
@@ -206,13 +221,15 @@ class Checker {
   std::optional<support::Unquantised> unquantised(const Piece& piece) {
     const Trace& trace = call_.trace();
     if (!study_obstacle(call_, windows_of(call_.args())).empty()) return std::nullopt;
-    support::Unquantised exact{support::view(*trace.find("q_bf16"), "q_bf16"), support::view(*trace.find("keys_bf16"), "keys_bf16"), {}};
+    support::Unquantised exact{
+        support::view(*trace.find("q_bf16"), "q_bf16"), support::view(*trace.find("keys_bf16"), "keys_bf16"), {}};
     if (const TraceTensor* raw = trace.find("weights_raw")) {
       exact.weights = support::view(*raw, "weights_raw");
     } else {
       const int64_t rows = exact.q.shape[0], heads = exact.q.shape[1];
       weights_ = support::Array(DType::f32, {rows, heads});
-      const auto one = static_cast<float>(1 / std::sqrt(static_cast<double>(exact.q.shape[2]) * static_cast<double>(heads)));
+      const auto one =
+          static_cast<float>(1 / std::sqrt(static_cast<double>(exact.q.shape[2]) * static_cast<double>(heads)));
       std::fill_n(weights_.as<float>(), weights_.size(), one);
       exact.weights = weights_.view();
     }
@@ -245,10 +262,15 @@ class Checker {
 double work_of_row(const support::CallArgs& args) {
   return std::visit(
       [](const auto& a) -> double {
-        if constexpr (requires { a.q.values; a.keys.block_table; }) {
-          return static_cast<double>(a.q.values.shape[1]) * a.keys.cache.head_dim * static_cast<double>(a.keys.block_table.shape[1]) * a.keys.cache.page_size;
+        if constexpr (requires {
+                        a.q.values;
+                        a.keys.block_table;
+                      }) {
+          return static_cast<double>(a.q.values.shape[1]) * a.keys.cache.head_dim *
+                 static_cast<double>(a.keys.block_table.shape[1]) * a.keys.cache.page_size;
         } else if constexpr (requires { a.q.values; }) {
-          return static_cast<double>(a.q.values.shape[1]) * static_cast<double>(a.q.values.shape[2]) * static_cast<double>(a.keys.values.shape[0]);
+          return static_cast<double>(a.q.values.shape[1]) * static_cast<double>(a.q.values.shape[2]) *
+                 static_cast<double>(a.keys.values.shape[0]);
         } else {
           return 0;
         }
@@ -261,7 +283,8 @@ std::vector<Piece> pieces_of(const support::Call& call, int64_t limit) {
   constexpr double kWork = 2e10, kPiece = 5e8;
   const int64_t rows = rows_to_cut(call.args()), step = row_step(call.args());
   const double work = std::max(1.0, work_of_row(call.args()));
-  if (rows == 0 || rows % step != 0 || (limit == 0 && static_cast<double>(rows) * work <= kPiece)) return {{call.args(), 0, rows}};
+  if (rows == 0 || rows % step != 0 || (limit == 0 && static_cast<double>(rows) * work <= kPiece))
+    return {{call.args(), 0, rows}};
   const auto affordable = static_cast<int64_t>(std::max(1.0, kWork / work));
   const int64_t wanted = std::max(step, std::min(rows, limit > 0 ? limit : affordable) / step * step);
   const int64_t size = std::clamp(static_cast<int64_t>(kPiece / work) / step * step, step, wanted);
@@ -293,7 +316,8 @@ std::vector<Report> compare_expected(const support::Call& call, const Exec& exec
 
 }  // namespace
 
-std::vector<Finding> check_trace(const std::shared_ptr<const Trace>& trace, const std::vector<std::string>& backends, int64_t rows) {
+std::vector<Finding> check_trace(const std::shared_ptr<const Trace>& trace, const std::vector<std::string>& backends,
+                                 int64_t rows) {
   support::CallOptions options;
   if (trace->text("op", "").find("topk") != std::string::npos) {
     options.set["out"] = trace->text("out", "indices") + ",indices,scores,counts";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Second ways to what the operations around the score write. Rows and slots: the formulas of their headers, written again. store_k
-// and quantize_k: both roads must lead to the same bytes. gather_k: the oracle's own reading of pages. quantize_q in fp8: decoded
-// values lie within half a code step of the input. Golden bytes of every rule are in tests/.
+// Second ways to what the operations around the score write. Rows and slots: the formulas of their headers, written
+// again. store_k and quantize_k: both roads must lead to the same bytes. gather_k: the oracle's own reading of pages.
+// quantize_q in fp8: decoded values lie within half a code step of the input. Golden bytes of every rule are in tests/.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,8 @@ void expect(Report& report, const char* what, int64_t got, int64_t want, int64_t
   report.fail(fmt::format("{} {}, expected {}", what, got, want), row, column);
 }
 
-/// block_table[request, p / page_size] * page_size + p % page_size, p local under a shard; -1 where there is no such slot.
+/// block_table[request, p / page_size] * page_size + p % page_size, p local under a shard; -1 where there is no such
+/// slot.
 int64_t slot_of(const Tensor& table, int64_t request, int64_t position, int64_t page_size, const Shard& shard) {
   if (position < 0 || request < 0 || request >= table.shape[0] || !shard.owns(position)) return -1;
   const int64_t local = shard.local(position), column = local / page_size;
@@ -55,7 +56,8 @@ Report check_rows(const ExpandRows& a) {
     const int64_t length = position < 0 ? 0 : a.shard.local_length((position + 1) / ratio);
     const bool completes = position >= 0 && (position + 1) % ratio == 0;
     if (a.row_request.data != nullptr) expect(report, "row_request", int_at(a.row_request, r), none ? -1 : b, r);
-    if (a.positions.data != nullptr && (none || position >= 0)) expect(report, "position", int_at(a.positions, r), position, r);
+    if (a.positions.data != nullptr && (none || position >= 0))
+      expect(report, "position", int_at(a.positions, r), position, r);
     if (a.lens.data != nullptr) expect(report, "length", int_at(a.lens, r), length, r);
     if (a.slots.data != nullptr) {
       const int64_t slot = completes ? slot_of(a.block_table, b, position / ratio, a.page_size, a.shard) : -1;
@@ -77,7 +79,8 @@ Report check_slots(const ToSlots& a) {
       if (slot >= 0 || !a.compact) wanted.push_back(slot);
     }
     wanted.resize(static_cast<size_t>(a.indices.shape[1]), -1);
-    for (int64_t i = 0; i < a.indices.shape[1]; ++i) expect(report, "slot", int_at(a.slots, r, i), wanted[static_cast<size_t>(i)], r, i);
+    for (int64_t i = 0; i < a.indices.shape[1]; ++i)
+      expect(report, "slot", int_at(a.slots, r, i), wanted[static_cast<size_t>(i)], r, i);
     if (a.counts.data != nullptr) expect(report, "count", int_at(a.counts, r), valid, r);
   }
   return report;
@@ -85,7 +88,8 @@ Report check_slots(const ToSlots& a) {
 
 /// Bytes of one dense key row.
 std::string dense_bytes(const DenseKeys& keys, int64_t row, int64_t head_dim) {
-  const auto values = static_cast<size_t>(value_bytes(keys.format, head_dim)), scales = static_cast<size_t>(scale_bytes(keys.format, head_dim));
+  const auto values = static_cast<size_t>(value_bytes(keys.format, head_dim)),
+             scales = static_cast<size_t>(scale_bytes(keys.format, head_dim));
   std::string bytes(reinterpret_cast<const char*>(support::element(keys.values, row)), values);
   if (scales > 0) bytes.append(reinterpret_cast<const char*>(support::element(keys.scales, row)), scales);
   return bytes;
@@ -103,8 +107,11 @@ void expect_bytes(Report& report, const std::string& got, const std::string& wan
   ++report.compared;
   if (got == want) return;
   ++report.differing;
-  const auto at = static_cast<size_t>(std::mismatch(got.begin(), got.end(), want.begin(), want.end()).first - got.begin());
-  report.fail(fmt::format("byte {} of the key is 0x{:02X}, expected 0x{:02X}", at, static_cast<uint8_t>(got[at]), static_cast<uint8_t>(want[at])), row);
+  const auto at =
+      static_cast<size_t>(std::mismatch(got.begin(), got.end(), want.begin(), want.end()).first - got.begin());
+  report.fail(fmt::format("byte {} of the key is 0x{:02X}, expected 0x{:02X}", at, static_cast<uint8_t>(got[at]),
+                          static_cast<uint8_t>(want[at])),
+              row);
 }
 
 /// Memory for dense keys of `rows` rows.
@@ -128,13 +135,15 @@ Report check_store(const StoreK& a, const Exec& exec) {
   if (a.k_scales.data != nullptr || a.k.shape[0] == 0) return report;  // ready codes
   const DenseMemory memory(a.cache.format, a.k.shape[0], head_dim);
   QuantizeK dense{};
-  dense.k = a.k, dense.norm = a.norm, dense.rope = a.rope, dense.hadamard = a.hadamard, dense.scale = a.scale, dense.rule = a.rule;
+  dense.k = a.k, dense.norm = a.norm, dense.rope = a.rope, dense.hadamard = a.hadamard, dense.scale = a.scale,
+  dense.rule = a.rule;
   dense.out = memory.keys;
   if (support::args_unsupported(dense, exec) != nullptr) return report;
   support::run_args(dense, exec);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t slot = int_at(a.slot_mapping, r), slots = a.cache.pages.shape[0] * a.cache.page_size;
-    if (slot >= 0 && slot < slots) expect_bytes(report, cached_bytes(a.cache, slot), dense_bytes(memory.keys, r, head_dim), r);
+    if (slot >= 0 && slot < slots)
+      expect_bytes(report, cached_bytes(a.cache, slot), dense_bytes(memory.keys, r, head_dim), r);
   }
   return report;
 }
@@ -149,18 +158,22 @@ Report check_dense(const QuantizeK& a, const Exec& exec) {
   std::vector<int64_t> slots;
   for (int64_t r = 0; r < rows; ++r) slots.push_back(rows - 1 - r);
   StoreK store{};
-  store.k = a.k, store.norm = a.norm, store.rope = a.rope, store.hadamard = a.hadamard, store.scale = a.scale, store.rule = a.rule;
+  store.k = a.k, store.norm = a.norm, store.rope = a.rope, store.hadamard = a.hadamard, store.scale = a.scale,
+  store.rule = a.rule;
   store.slot_mapping = tensor(slots.data(), DType::i64, {rows});
-  store.cache = {pages.view(), a.out.format, Layout::planar, static_cast<int32_t>(rows), static_cast<int32_t>(head_dim)};
+  store.cache = {pages.view(), a.out.format, Layout::planar, static_cast<int32_t>(rows),
+                 static_cast<int32_t>(head_dim)};
   support::run_args(store, exec);
-  for (int64_t r = 0; r < rows; ++r) expect_bytes(report, dense_bytes(a.out, r, head_dim), cached_bytes(store.cache, rows - 1 - r), r);
+  for (int64_t r = 0; r < rows; ++r)
+    expect_bytes(report, dense_bytes(a.out, r, head_dim), cached_bytes(store.cache, rows - 1 - r), r);
   return report;
 }
 
 Report check_gather(const GatherK& a) {
   Report report = named("oracle", a.total);
   const int64_t head_dim = a.keys.cache.head_dim;
-  const auto values = static_cast<size_t>(value_bytes(a.out.format, head_dim)), scales = static_cast<size_t>(scale_bytes(a.out.format, head_dim));
+  const auto values = static_cast<size_t>(value_bytes(a.out.format, head_dim)),
+             scales = static_cast<size_t>(scale_bytes(a.out.format, head_dim));
   for (int64_t b = 0; b + 1 < a.indptr.shape[0]; ++b) {
     for (int64_t i = int_at(a.indptr, b); i < std::min(int_at(a.indptr, b + 1), a.total); ++i) {
       const auto key = support::key_at(a.keys, b, i - int_at(a.indptr, b));
@@ -176,14 +189,17 @@ Report check_gather(const GatherK& a) {
 /// fp8 without rope and Hadamard: code * s lies within half a step of x, where weights_out tells s.
 Report check_query(const QuantizeQ& a) {
   Report report = named("decoded", a.q.shape[0]);
-  if (a.format != KeyFormat::fp8 || a.rope.dim != 0 || a.hadamard || a.softmax_scale != 0 || a.head_scale != 0) return report;
+  if (a.format != KeyFormat::fp8 || a.rope.dim != 0 || a.hadamard || a.softmax_scale != 0 || a.head_scale != 0)
+    return report;
   for (int64_t i = 0; i < a.q.shape[0] * a.q.shape[1]; ++i) {
     const int64_t r = i / a.q.shape[1], h = i % a.q.shape[1];
     const double weight = support::float_at(a.weights, r, h), s = support::float_at(a.weights_out, r, h) / weight;
     if (weight == 0 || !std::isfinite(s)) continue;
     for (int64_t d = 0; d < a.q.shape[2]; ++d) {
-      const double x = support::float_at(a.q, r, h, d), got = support::e4m3_value(*support::element(a.q_out, r, h, d)) * s;
-      const double step = std::max(std::abs(x) * 0x1p-4, s * 0x1p-10) * (1 + 0x1p-20);  // 3 fraction bits; smallest code 2^-9
+      const double x = support::float_at(a.q, r, h, d),
+                   got = support::e4m3_value(*support::element(a.q_out, r, h, d)) * s;
+      const double step =
+          std::max(std::abs(x) * 0x1p-4, s * 0x1p-10) * (1 + 0x1p-20);  // 3 fraction bits; smallest code 2^-9
       ++report.compared;
       report.worst = std::max(report.worst, std::abs(got - x) / step);
       if (std::abs(got - x) <= step) continue;

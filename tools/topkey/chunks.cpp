@@ -27,14 +27,16 @@ struct Cutter {
     cut_tensor(rows.request, first, count);
     rows.count = count;
   }
-  /// A table has a line a query row, or a line a request; without explicit requests, row r belongs to request r / next_n.
+  /// A table has a line a query row, or a line a request; without explicit requests, row r belongs to request r /
+  /// next_n.
   void table(Tensor& t, bool per_row, bool explicit_requests) const {
     if (t.data == nullptr) return;
     if (per_row) return cut_tensor(t, first, count);
     if (!explicit_requests) cut_tensor(t, first / next_n, std::min(count / next_n, t.shape[0] - first / next_n));
   }
   void operator()(Selection& out, bool explicit_requests) const {
-    for (Tensor* t : {&out.indices, &out.slots, &out.scores, &out.counts, &out.blocks, &out.index_base}) cut_tensor(*t, first, count);
+    for (Tensor* t : {&out.indices, &out.slots, &out.scores, &out.counts, &out.blocks, &out.index_base})
+      cut_tensor(*t, first, count);
     table(out.slot_map.block_table, out.slot_map.table_per_row, explicit_requests);
   }
 };
@@ -48,7 +50,8 @@ void cut_args(Args& a, const Cutter& cutter) {
     cut_tensor(a.scores, cutter.first, cutter.count);
     cut_tensor(a.row_topk, cutter.first, cutter.count);
   }
-  if constexpr (requires { a.keys.block_table; }) cutter.table(a.keys.block_table, a.keys.table_per_row, explicit_requests);
+  if constexpr (requires { a.keys.block_table; })
+    cutter.table(a.keys.block_table, a.keys.table_per_row, explicit_requests);
   if constexpr (requires { a.admit; }) {
     cut_tensor(a.admit.candidates, cutter.first, cutter.count);
     cut_tensor(a.admit.mask, cutter.first, cutter.count);
@@ -60,8 +63,9 @@ void cut_args(Args& a, const Cutter& cutter) {
 }
 
 template <class Args>
-constexpr bool kCuttable = std::is_same_v<Args, MqaLogits> || std::is_same_v<Args, PagedMqaLogits> ||
-                           std::is_same_v<Args, MqaTopk> || std::is_same_v<Args, PagedMqaTopk> || std::is_same_v<Args, Topk>;
+constexpr bool kCuttable =
+    std::is_same_v<Args, MqaLogits> || std::is_same_v<Args, PagedMqaLogits> || std::is_same_v<Args, MqaTopk> ||
+    std::is_same_v<Args, PagedMqaTopk> || std::is_same_v<Args, Topk>;
 
 }  // namespace
 
@@ -104,7 +108,8 @@ void run_with_progress(const support::CallArgs& args, const Exec& exec, const ch
   const int64_t rows = rows_to_cut(args), step = row_step(args);
   Progress bar(what, rows);
   if (!bar.visible() || rows < 2 * step || rows % step != 0) return support::run_args(args, exec);
-  // Throws on wrong arguments. Must come first: a cut makes shapes of its own, which would hide a tensor that is too short.
+  // Throws on wrong arguments. Must come first: a cut makes shapes of its own, which would hide a tensor that is too
+  // short.
   std::visit([&](const auto& a) { support::workspace_bytes(a, exec); }, args);
   const int64_t piece = std::max(step, rows / kPieces / step * step);
   for (int64_t first = 0; first < rows; first += piece) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A call cut by query rows: rows [first, first + count) of its inputs and outputs as a call of their own. Rows do not influence each
-// other, so the pieces together write what the whole writes, bit for bit; a progress bar and a study of a few rows live on that.
+// A call cut by query rows: rows [first, first + count) of its inputs and outputs as a call of their own. Rows do not
+// influence each other, so the pieces together write what the whole writes, bit for bit; a progress bar and a study of
+// a few rows live on that.
 #pragma once
 #include <cstdint>
 

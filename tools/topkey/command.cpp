@@ -84,8 +84,6 @@ std::string short_count(double count) {
   return fmt::format("{:.2f} billion", count / 1e9);
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace topkey::cli

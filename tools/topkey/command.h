@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What the subcommands share: exit codes, how each one joins the command line, and the choice of a backend. A subcommand is one file;
-// it prints its result on stdout, progress and complaints on stderr, and returns an exit code.
+// What the subcommands share: exit codes, how each one joins the command line, and the choice of a backend. A
+// subcommand is one file; it prints its result on stdout, progress and complaints on stderr, and returns an exit code.
 #pragma once
 #include <cstdio>
 #include <functional>
@@ -35,7 +35,8 @@ void add_check(CLI::App& app, Action& action);
 void add_make_trace(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 
-/// The backend that will run `args`: `forced` (or TOPKEY_BACKEND) if it can, else a Failure with its reason; "" = the first that can.
+/// The backend that will run `args`: `forced` (or TOPKEY_BACKEND) if it can, else a Failure with its reason; "" = the
+/// first that can.
 std::string choose_backend(const support::CallArgs& args, const std::string& forced);
 /// Why exec.backend cannot run `args` though they are right; empty = it can. Wrong arguments throw.
 std::string why_not(const support::CallArgs& args, const Exec& exec);

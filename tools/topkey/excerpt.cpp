@@ -32,15 +32,20 @@ class Line {
   Line(const std::vector<std::string>& tokens, std::vector<char> marked, bool colour)
       : tokens_(tokens), marked_(std::move(marked)), colour_(colour) {}
 
-  /// Tokens [first, last) around `middle`, below `limit`, that fit `columns`: as much before it as behind, where there is.
+  /// Tokens [first, last) around `middle`, below `limit`, that fit `columns`: as much before it as behind, where there
+  /// is.
   std::pair<int64_t, int64_t> around(int64_t middle, int64_t columns, int64_t limit) const {
     int64_t first = middle, last = middle + 1;
     bool before = first > 0, behind = last < limit;
     while (before || behind) {
-      if (before && width(text(first - 1, last, false)) <= columns) --first, before = first > 0;
-      else before = false;
-      if (behind && width(text(first, last + 1, false)) <= columns) ++last, behind = last < limit;
-      else behind = false;
+      if (before && width(text(first - 1, last, false)) <= columns)
+        --first, before = first > 0;
+      else
+        before = false;
+      if (behind && width(text(first, last + 1, false)) <= columns)
+        ++last, behind = last < limit;
+      else
+        behind = false;
     }
     return {first, last};
   }
@@ -76,7 +81,9 @@ std::string map_of(const std::vector<Chosen>& chosen, const Window& window) {
   static constexpr const char* kBars[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   constexpr int64_t kCells = 64;
   std::vector<double> part(kCells, 0);
-  const auto cell = [&](int64_t position) { return static_cast<size_t>((position - window.start) * kCells / window.size()); };
+  const auto cell = [&](int64_t position) {
+    return static_cast<size_t>((position - window.start) * kCells / window.size());
+  };
   std::vector<int64_t> size(kCells, 0);
   for (int64_t i = window.start; i < window.end; ++i) ++size[cell(i)];
   for (const Chosen& c : chosen) part[cell(c.position)] += 1.0 / static_cast<double>(size[cell(c.position)]);
@@ -95,7 +102,8 @@ void add_pieces(const Line& line, const std::vector<Chosen>& chosen, int64_t que
     if (pieces == 0 || c.position >= query || std::any_of(told.begin(), told.end(), covers)) continue;
     --pieces;
     told.push_back(line.around(c.position, kColumns - kPrefix, query));
-    lines.push_back(fmt::format("{:>8.3f}  {:>8}  {}", c.score, c.position, line.text(told.back().first, told.back().second)));
+    lines.push_back(
+        fmt::format("{:>8.3f}  {:>8}  {}", c.score, c.position, line.text(told.back().first, told.back().second)));
   }
 }
 
@@ -125,8 +133,8 @@ std::vector<std::string> tokens_of(const support::Trace& trace) {
   }
 }
 
-std::vector<std::string> excerpt(const std::vector<std::string>& tokens, const std::vector<Chosen>& chosen, const Window& window,
-                                 int pieces, bool colour) {
+std::vector<std::string> excerpt(const std::vector<std::string>& tokens, const std::vector<Chosen>& chosen,
+                                 const Window& window, int pieces, bool colour) {
   const auto count = static_cast<int64_t>(tokens.size());
   std::vector<char> marked(tokens.size(), 0);
   for (const Chosen& c : chosen) {
@@ -136,18 +144,23 @@ std::vector<std::string> excerpt(const std::vector<std::string>& tokens, const s
   const int64_t query = std::min(window.end, count);
   std::vector<std::string> lines;
   if (query == 0) return lines;
-  lines.push_back(fmt::format("{:>{}}{}", "the query ends  ", kPrefix, plain.text(plain.around(query - 1, kColumns - kPrefix, query).first, query)));
+  lines.push_back(fmt::format("{:>{}}{}", "the query ends  ", kPrefix,
+                              plain.text(plain.around(query - 1, kColumns - kPrefix, query).first, query)));
   lines.push_back(fmt::format("{:>{}}|{}|", "chosen keys  ", kPrefix, map_of(chosen, window)));
-  lines.push_back(fmt::format("{:>{}}{:<32}{:>34}", "", kPrefix, fmt::format("^ {}", window.start), fmt::format("{} ^", window.end - 1)));
-  lines.push_back(fmt::format("{:>8}  {:>8}  {}", "score", "position", "the best of them, in their context (chosen tokens between marks)"));
+  lines.push_back(fmt::format("{:>{}}{:<32}{:>34}", "", kPrefix, fmt::format("^ {}", window.start),
+                              fmt::format("{} ^", window.end - 1)));
+  lines.push_back(fmt::format("{:>8}  {:>8}  {}", "score", "position",
+                              "the best of them, in their context (chosen tokens between marks)"));
 
   Told told;
   add_pieces(line, chosen, query, pieces, told, lines);
   const int64_t far = window.end - kFar;
   if (far <= window.start) return lines;
   std::vector<Chosen> distant;
-  std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(distant), [&](const Chosen& c) { return c.position < far; });
-  lines.push_back(fmt::format("{:>{}}the best of the {} that lie more than {} keys back", "", kPrefix, distant.size(), kFar));
+  std::copy_if(chosen.begin(), chosen.end(), std::back_inserter(distant),
+               [&](const Chosen& c) { return c.position < far; });
+  lines.push_back(
+      fmt::format("{:>{}}the best of the {} that lie more than {} keys back", "", kPrefix, distant.size(), kFar));
   add_pieces(line, distant, query, pieces, told, lines);
   return lines;
 }

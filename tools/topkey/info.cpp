@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// topkey info: what this build is, what it can use on this machine, and a support matrix in which every cell was run just now: a tiny
-// call of the operation in the format, on the backend. "ok", or the reason that the backend gave.
+// topkey info: what this build is, what it can use on this machine, and a support matrix in which every cell was run
+// just now: a tiny call of the operation in the format, on the backend. "ok", or the reason that the backend gave.
 #include <CLI/CLI.hpp>
 
 #include <fmt/format.h>
@@ -19,7 +19,8 @@ namespace topkey::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,
+                                  KeyFormat::f16, KeyFormat::f32,   KeyFormat::q8_0};
 
 struct Cell {
   std::string op, format;
@@ -54,7 +55,8 @@ std::shared_ptr<const support::Trace> tiny_trace(const std::string& op, KeyForma
   sample.op = op;
   sample.topk = 3;
   sample.spec.format = format;
-  sample.spec.heads = 2, sample.spec.head_dim = 32, sample.spec.rows = 2, sample.spec.keys = 6, sample.spec.page_size = 4;
+  sample.spec.heads = 2, sample.spec.head_dim = 32, sample.spec.rows = 2, sample.spec.keys = 6,
+  sample.spec.page_size = 4;
   sample.spec.exact = true;  // codes from the start: no producer is needed to try a search
   return std::make_shared<support::Trace>(make_sample(sample));
 }
@@ -107,29 +109,40 @@ void print_matrix(const std::string& backend, const std::vector<Cell>& cells) {
 
 Exit info_text() {
   fmt::print("TopKey {} (ABI {}), built with {}\n", version(), abi_version(), compiler());
-  fmt::print("machine: {}, {} threads\n\nbackends, in the order in which they are chosen\n", cpu_name(), std::thread::hardware_concurrency());
+  fmt::print("machine: {}, {} threads\n\nbackends, in the order in which they are chosen\n", cpu_name(),
+             std::thread::hardware_concurrency());
   for (const BackendInfo& backend : backends()) {
-    fmt::print("  {:<16} {:<5} {}\n", backend.name, backend.device == Device::cpu ? "cpu" : "cuda", backend.unusable.empty() ? "usable" : "not usable: " + backend.unusable);
+    fmt::print("  {:<16} {:<5} {}\n", backend.name, backend.device == Device::cpu ? "cpu" : "cuda",
+               backend.unusable.empty() ? "usable" : "not usable: " + backend.unusable);
   }
   for (const BackendInfo& backend : backends()) {
     if (backend.unusable.empty()) print_matrix(backend.name, matrix(backend.name));
   }
-  fmt::print("\nEvery stride and alignment gives the same bits; page bases and page strides must be multiples of 4 bytes.\n"
-             "Fast loaders want q rows contiguous and 16-byte aligned, page base and page stride multiples of 16 bytes.\n");
+  fmt::print(
+      "\nEvery stride and alignment gives the same bits; page bases and page strides must be multiples of 4 bytes.\n"
+      "Fast loaders want q rows contiguous and 16-byte aligned, page base and page stride multiples of 16 bytes.\n");
   return kDone;
 }
 
 Exit info_json() {
-  Json json = {{"version", version()}, {"abi", abi_version()}, {"compiler", compiler()}, {"machine", cpu_name()}, {"threads", std::thread::hardware_concurrency()}};
+  Json json = {{"version", version()},
+               {"abi", abi_version()},
+               {"compiler", compiler()},
+               {"machine", cpu_name()},
+               {"threads", std::thread::hardware_concurrency()}};
   json["backends"] = Json::array();
   for (const BackendInfo& backend : backends()) {
-    Json row = {{"name", backend.name}, {"device", backend.device == Device::cpu ? "cpu" : "cuda"}, {"usable", backend.unusable.empty()}};
+    Json row = {{"name", backend.name},
+                {"device", backend.device == Device::cpu ? "cpu" : "cuda"},
+                {"usable", backend.unusable.empty()}};
     if (!backend.unusable.empty()) row["reason"] = backend.unusable;
     for (const KeyFormat format : kFormats) {
-      if (const char* number = numerics_version(backend.name.c_str(), format)) row["numerics"][format_name(format)] = number;
+      if (const char* number = numerics_version(backend.name.c_str(), format))
+        row["numerics"][format_name(format)] = number;
     }
     if (backend.unusable.empty()) {
-      for (const Cell& cell : matrix(backend.name)) row["support"][cell.op][cell.format] = cell.reason.empty() ? "ok" : cell.reason;
+      for (const Cell& cell : matrix(backend.name))
+        row["support"][cell.op][cell.format] = cell.reason.empty() ? "ok" : cell.reason;
     }
     json["backends"].push_back(std::move(row));
   }

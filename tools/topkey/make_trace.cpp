@@ -23,19 +23,25 @@ struct Options {
 template <class Enum>
 Enum by_name(const std::string& word, std::initializer_list<const char*> names, const char* what) {
   const auto* place = std::find_if(names.begin(), names.end(), [&](const char* name) { return word == name; });
-  if (place == names.end()) throw Failure(fmt::format("make-trace: {} must be one of {}; got {}", what, fmt::join(names, ", "), support::shown(word)));
+  if (place == names.end())
+    throw Failure(
+        fmt::format("make-trace: {} must be one of {}; got {}", what, fmt::join(names, ", "), support::shown(word)));
   return static_cast<Enum>(place - names.begin());
 }
 
 /// Sizes that would take the machine down are refused: a trace is a sample, not a load.
 void check(const support::ProblemSpec& spec) {
   constexpr double kLimit = 4e9;
-  const double values = static_cast<double>(spec.keys) * spec.head_dim * spec.requests + static_cast<double>(spec.rows) * spec.heads * spec.head_dim;
+  const double values = static_cast<double>(spec.keys) * spec.head_dim * spec.requests +
+                        static_cast<double>(spec.rows) * spec.heads * spec.head_dim;
   if (values > kLimit / 16) throw Failure("make-trace: this would be more than 4 GB of data on the way");
-  if (spec.exact && (spec.heads > 128 || spec.head_dim > 128)) throw Failure("make-trace: exact inputs have at most 128 heads and 128 dims");
-  if (spec.scale == ScaleRule::f32 && spec.format != KeyFormat::fp8) throw Failure("make-trace: scale f32 is for fp8 keys");
+  if (spec.exact && (spec.heads > 128 || spec.head_dim > 128))
+    throw Failure("make-trace: exact inputs have at most 128 heads and 128 dims");
+  if (spec.scale == ScaleRule::f32 && spec.format != KeyFormat::fp8)
+    throw Failure("make-trace: scale f32 is for fp8 keys");
   if (spec.head_dim % dim_multiple(spec.format) != 0) {
-    throw Failure(fmt::format("make-trace: head-dim must be a multiple of {} for {}, got {}", dim_multiple(spec.format), format_name(spec.format), spec.head_dim));
+    throw Failure(fmt::format("make-trace: head-dim must be a multiple of {} for {}, got {}", dim_multiple(spec.format),
+                              format_name(spec.format), spec.head_dim));
   }
 }
 
@@ -55,7 +61,8 @@ Exit make(Options& options) {
   spec.format = support::format_by_name(options.format);
   if (!support::pattern_of(options.pattern, &spec.pattern)) {
     std::string names;
-    for (const support::Pattern pattern : support::all_patterns()) names += std::string(names.empty() ? "" : ", ") + support::pattern_name(pattern);
+    for (const support::Pattern pattern : support::all_patterns())
+      names += std::string(names.empty() ? "" : ", ") + support::pattern_name(pattern);
     throw Failure(fmt::format("make-trace: pattern must be one of {}; got {}", names, support::shown(options.pattern)));
   }
   spec.scale = by_name<ScaleRule>(options.scale, {"ue8m0", "f32"}, "scale");
@@ -67,7 +74,8 @@ Exit make(Options& options) {
   }
   const std::vector<std::string> names = support::operation_names();
   if (std::find(names.begin(), names.end(), options.sample.op) == names.end()) {
-    throw Failure(fmt::format("make-trace: op must be one of {}; got {}", fmt::join(names, ", "), support::shown(options.sample.op)));
+    throw Failure(fmt::format("make-trace: op must be one of {}; got {}", fmt::join(names, ", "),
+                              support::shown(options.sample.op)));
   }
   check(spec);
   support::Trace trace = make_sample(options.sample);
@@ -79,7 +87,8 @@ Exit make(Options& options) {
   support::write_trace(options.output, trace);
   uint64_t bytes = 0;
   for (const auto& [name, tensor] : trace.tensors) bytes += tensor.bytes.size();
-  fmt::print("{}: {}, {} tensors, {:.2f} MB\n", options.output, options.sample.op, trace.tensors.size(), static_cast<double>(bytes) / 1e6);
+  fmt::print("{}: {}, {} tensors, {:.2f} MB\n", options.output, options.sample.op, trace.tensors.size(),
+             static_cast<double>(bytes) / 1e6);
   return kDone;
 }
 
@@ -102,9 +111,15 @@ void add_make_trace(CLI::App& app, Action& action) {
   sub->add_option("--topk", sample.topk, "Positions a row")->check(positive)->capture_default_str();
   sub->add_option("--requests", spec.requests, "Requests (paged)")->check(positive)->capture_default_str();
   sub->add_option("--page-size", spec.page_size, "Key rows a page (paged)")->check(positive)->capture_default_str();
-  sub->add_option("--page-stride", spec.page_stride, "Bytes from page to page (paged; 0: side by side)")->check(CLI::Range(0, INT32_MAX))->capture_default_str();
-  sub->add_option("--next-n", spec.next_n, "Rows a request; more than 1: rows = requests * next-n")->check(positive)->capture_default_str();
-  sub->add_option("--pattern", options->pattern, "What the scores look like: normal, relu_plateau, ties_at_cut, nans, ...")->capture_default_str();
+  sub->add_option("--page-stride", spec.page_stride, "Bytes from page to page (paged; 0: side by side)")
+      ->check(CLI::Range(0, INT32_MAX))
+      ->capture_default_str();
+  sub->add_option("--next-n", spec.next_n, "Rows a request; more than 1: rows = requests * next-n")
+      ->check(positive)
+      ->capture_default_str();
+  sub->add_option("--pattern", options->pattern,
+                  "What the scores look like: normal, relu_plateau, ties_at_cut, nans, ...")
+      ->capture_default_str();
   sub->add_option("--scale", options->scale, "fp8 key scale: ue8m0 or f32")->capture_default_str();
   sub->add_option("--windows", options->windows, "What rows see: full, causal, random, wild")->capture_default_str();
   sub->add_option("--seed", spec.seed, "Seed")->capture_default_str();

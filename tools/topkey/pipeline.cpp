@@ -30,7 +30,9 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
   return (a.data == nullptr && b.data == nullptr) || support::copy_of(a).bytes == support::copy_of(b).bytes;
 }
 
-const char* verdict(bool same) { return same ? "bytes as in the trace" : "other bytes than in the trace (made by another rule)"; }
+const char* verdict(bool same) {
+  return same ? "bytes as in the trace" : "other bytes than in the trace (made by another rule)";
+}
 
 double timed(const support::CallArgs& args, const Exec& exec) {
   const double begin = now();
@@ -40,10 +42,13 @@ double timed(const support::CallArgs& args, const Exec& exec) {
 
 Stage quantize_queries(const Query& q, KeyFormat format, const Vectors& vectors, const Exec& exec) {
   const int64_t rows = vectors.q.shape[0], heads = vectors.q.shape[1];
-  const Array values = like(q.values), scales = like(q.scales), weights = like(q.weights), ones(DType::f32, {rows, heads});
+  const Array values = like(q.values), scales = like(q.scales), weights = like(q.weights),
+              ones(DType::f32, {rows, heads});
   std::fill_n(ones.as<float>(), ones.size(), 1.0F);
-  const double spent = timed(query_producer(vectors, format, {values.view(), scales.view(), weights.view()}, ones.view()), exec);
-  const bool same = same_bytes(values.view(), q.values) && same_bytes(scales.view(), q.scales) && same_bytes(weights.view(), q.weights);
+  const double spent =
+      timed(query_producer(vectors, format, {values.view(), scales.view(), weights.view()}, ones.view()), exec);
+  const bool same = same_bytes(values.view(), q.values) && same_bytes(scales.view(), q.scales) &&
+                    same_bytes(weights.view(), q.weights);
   return {"quantize_q", spent, fmt::format("{} query vectors, {}", rows * heads, verdict(same))};
 }
 
@@ -71,19 +76,24 @@ bool same_keys(const KeyCache& a, const KeyCache& b, const std::vector<int64_t>&
     const int64_t page = slot / a.page_size, row = slot % a.page_size;
     const auto* x = static_cast<const std::byte*>(a.pages.data) + page * a.pages.stride[0];
     const auto* y = static_cast<const std::byte*>(b.pages.data) + page * b.pages.stride[0];
-    return std::memcmp(x + layout.value_offset(row), y + layout.value_offset(row), static_cast<size_t>(layout.value)) == 0 &&
-           std::memcmp(x + layout.scale_offset(row), y + layout.scale_offset(row), static_cast<size_t>(layout.scale)) == 0;
+    return std::memcmp(x + layout.value_offset(row), y + layout.value_offset(row), static_cast<size_t>(layout.value)) ==
+               0 &&
+           std::memcmp(x + layout.scale_offset(row), y + layout.scale_offset(row), static_cast<size_t>(layout.scale)) ==
+               0;
   });
 }
 
-Stage store_keys(const PagedKeys& keys, const Vectors& vectors, const std::vector<Window>& windows, ScaleRule scale, const Exec& exec) {
+Stage store_keys(const PagedKeys& keys, const Vectors& vectors, const std::vector<Window>& windows, ScaleRule scale,
+                 const Exec& exec) {
   const std::vector<int64_t> slots = slots_of(keys, vectors.keys, windows);
   const Array memory = like(keys.cache.pages);
   KeyCache to = keys.cache;
   to.pages = memory.view();
   const double spent = timed(page_producer(vectors, scale, slots, to), exec);
   const auto stored = slots.size() - static_cast<size_t>(std::count(slots.begin(), slots.end(), -1));
-  return {"store_k", spent, fmt::format("{} keys into {} pages, {}", stored, to.pages.shape[0], verdict(same_keys(to, keys.cache, slots)))};
+  return {
+      "store_k", spent,
+      fmt::format("{} keys into {} pages, {}", stored, to.pages.shape[0], verdict(same_keys(to, keys.cache, slots)))};
 }
 
 Stage quantize_keys(const DenseKeys& keys, const Vectors& vectors, ScaleRule scale, const Exec& exec) {
@@ -99,7 +109,8 @@ std::vector<Stage> run_producers(const support::Call& call, const Exec& exec) {
   const support::Trace& trace = call.trace();
   const std::vector<Window> windows = windows_of(call.args());
   if (!study_obstacle(call, windows).empty()) return {};
-  Vectors vectors{support::view(*trace.find("q_bf16"), "q_bf16"), support::view(*trace.find("keys_bf16"), "keys_bf16"), {}};
+  Vectors vectors{
+      support::view(*trace.find("q_bf16"), "q_bf16"), support::view(*trace.find("keys_bf16"), "keys_bf16"), {}};
   if (const support::TraceTensor* raw = trace.find("weights_raw")) vectors.weights = support::view(*raw, "weights_raw");
   const ScaleRule scale = trace.text("scale", "ue8m0") == "f32" ? ScaleRule::f32 : ScaleRule::ue8m0;
   if (const auto* paged = std::get_if<PagedMqaTopk>(&call.args()); paged != nullptr && !paged->keys.table_per_row) {
@@ -107,7 +118,8 @@ std::vector<Stage> run_producers(const support::Call& call, const Exec& exec) {
             store_keys(paged->keys, vectors, windows, scale, exec)};
   }
   if (const auto* dense = std::get_if<MqaTopk>(&call.args()); dense != nullptr && vectors.keys.ndim == 2) {
-    return {quantize_queries(dense->q, dense->keys.format, vectors, exec), quantize_keys(dense->keys, vectors, scale, exec)};
+    return {quantize_queries(dense->q, dense->keys.format, vectors, exec),
+            quantize_keys(dense->keys, vectors, scale, exec)};
   }
   return {};
 }

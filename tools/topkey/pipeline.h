@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The stages before the search, run on the vectors that a trace's codes were made from: quantise the queries, store the keys. Shows
-// what they cost, and whether they give the bytes that the trace has.
+// The stages before the search, run on the vectors that a trace's codes were made from: quantise the queries, store the
+// keys. Shows what they cost, and whether they give the bytes that the trace has.
 #pragma once
 #include <string>
 #include <vector>

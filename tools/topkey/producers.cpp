@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Argument structs of quantize_q, store_k and quantize_k: no norm, no rope (the vectors are those that attention saw), default rules.
+// Argument structs of quantize_q, store_k and quantize_k: no norm, no rope (the vectors are those that attention saw),
+// default rules.
 #include "producers.h"
 
 #include <cmath>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// From a trace's unquantised vectors to its codes, through the library's own producers: used to make traces and to time the stages.
+// From a trace's unquantised vectors to its codes, through the library's own producers: used to make traces and to time
+// the stages.
 #pragma once
 #include <cstdint>
 #include <vector>

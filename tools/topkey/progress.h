@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A progress bar on stderr: appears once work has taken half a second, only on a terminal, and leaves no trace when it is done.
+// A progress bar on stderr: appears once work has taken half a second, only on a terminal, and leaves no trace when it
+// is done.
 #pragma once
 #include <cstdint>
 #include <string>

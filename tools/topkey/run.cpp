@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// topkey run TRACE: runs the call of a trace and shows what a person wants to see of it: stages and their times, what was selected,
-// how much of exact attention the selection holds, and, where the trace carries its text, the words behind the chosen positions.
+// topkey run TRACE: runs the call of a trace and shows what a person wants to see of it: stages and their times, what
+// was selected, how much of exact attention the selection holds, and, where the trace carries its text, the words
+// behind the chosen positions.
 #include <CLI/CLI.hpp>
 
 #include <fmt/core.h>
@@ -88,23 +89,30 @@ Result run_call(const support::Call& call, const Options& options, double loadin
 
 void print_table(const Study& study, const support::Trace& trace) {
   if (study.table.empty()) return fmt::print("\nno comparison with exact attention: {}\n", study.missing);
-  fmt::print("\nagainst exact attention over the unquantised bf16 vectors (means over {} of {} rows{})\n", study.rows, study.of_rows,
+  fmt::print("\nagainst exact attention over the unquantised bf16 vectors (means over {} of {} rows{})\n", study.rows,
+             study.of_rows,
              trace.text("model", "") == "synthetic" ? "; SYNTHETIC random vectors: says nothing about a model" : "");
   fmt::print("  {:>6}  {:>7}  {:>7}  {:>9}  {:>9}\n", "topk", "recall", "mass", "best mass", "last topk");
   for (const Quality& q : study.table) {
-    fmt::print("  {:>6}  {:>6.1f}%  {:>6.1f}%  {:>8.1f}%  {:>8.1f}%\n", q.topk, 100 * q.recall, 100 * q.mass, 100 * q.best, 100 * q.recent);
+    fmt::print("  {:>6}  {:>6.1f}%  {:>6.1f}%  {:>8.1f}%  {:>8.1f}%\n", q.topk, 100 * q.recall, 100 * q.mass,
+               100 * q.best, 100 * q.recent);
   }
-  fmt::print("  recall: exact attention's topk positions that are selected; mass: attention probability held by the selection,\n"
-             "  by exact attention's own topk (best mass), by the topk latest positions (last topk)\n");
+  fmt::print(
+      "  recall: exact attention's topk positions that are selected; mass: attention probability held by the "
+      "selection,\n"
+      "  by exact attention's own topk (best mass), by the topk latest positions (last topk)\n");
 }
 
 void print_text(const support::Call& call, const Result& result) {
   const support::Trace& trace = call.trace();
   fmt::print("{}: {}\n", call.op(), result.summary.what);
   const std::string model = trace.text("model", "");
-  if (!model.empty()) fmt::print("from {}{}\n", model, trace.metadata.count("layer") != 0 ? ", layer " + trace.text("layer", "") : "");
-  fmt::print("backend {}{}\n\n", result.backend, result.summary.numerics.empty() ? "" : " (" + result.summary.numerics + ")");
-  for (const Stage& stage : result.stages) fmt::print("  {:<16} {:>9}  {}\n", stage.name, duration(stage.seconds), stage.result);
+  if (!model.empty())
+    fmt::print("from {}{}\n", model, trace.metadata.count("layer") != 0 ? ", layer " + trace.text("layer", "") : "");
+  fmt::print("backend {}{}\n\n", result.backend,
+             result.summary.numerics.empty() ? "" : " (" + result.summary.numerics + ")");
+  for (const Stage& stage : result.stages)
+    fmt::print("  {:<16} {:>9}  {}\n", stage.name, duration(stage.seconds), stage.result);
   if (!result.summary.lines.empty()) fmt::print("\n");
   for (const std::string& line : result.summary.lines) fmt::print("  {}\n", line);
   if (!result.summary.search) return;
@@ -121,7 +129,8 @@ void print_json(const support::Call& call, const Result& result) {
   }
   for (const auto& [name, value] : result.summary.numbers) json[name] = value;
   for (const Quality& q : result.study.table) {
-    json["attention"].push_back({{"topk", q.topk}, {"recall", q.recall}, {"mass", q.mass}, {"best", q.best}, {"recent", q.recent}});
+    json["attention"].push_back(
+        {{"topk", q.topk}, {"recall", q.recall}, {"mass", q.mass}, {"best", q.best}, {"recent", q.recent}});
   }
   if (!result.study.table.empty()) {
     json["attention_rows"] = result.study.rows;
@@ -153,10 +162,12 @@ Exit run(const Options& options) {
 
 void add_run(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("run", "Run the call of a trace; show times, the selection, and what it keeps of attention");
+  CLI::App* sub =
+      app.add_subcommand("run", "Run the call of a trace; show times, the selection, and what it keeps of attention");
   sub->add_option("trace", options->trace, "A .safetensors trace")->required();
   sub->add_option("--backend", options->backend, "Backend that must run it (default: the best one that can)");
-  sub->add_option("--topk", options->topk, "Positions a row instead of the trace's")->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
+  sub->add_option("--topk", options->topk, "Positions a row instead of the trace's")
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   sub->add_option("--threads", options->threads, "CPU threads (default: all)")->check(CLI::Range(0, 65536));
   sub->add_option("-o,--output", options->output, "Write the trace with its results here");
   sub->add_flag("--json", options->json, "Numbers for a script instead of text");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Samples of the operations that score: a Problem of support/, quantised anew by the library, with optional arguments drawn on top.
+// Samples of the operations that score: a Problem of support/, quantised anew by the library, with optional arguments
+// drawn on top.
 #include "sample.h"
 
 #include <algorithm>
@@ -95,7 +96,11 @@ void draw_outputs(Options& options, Random& random, const Problem& p) {
     options.out.slot_map.page_size = static_cast<int32_t>(random.between(1, 9));
     const int64_t pages = p.spec.keys / options.out.slot_map.page_size + 1;
     const bool per_row = options.out.slot_map.table_per_row = random.chance(0.5);
-    options.out.slot_map.block_table = options.keep(random_ints(random, per_row ? rows : p.spec.paged ? p.spec.requests : rows, pages, -1, 50));
+    options.out.slot_map.block_table = options.keep(random_ints(random,
+                                                                per_row        ? rows
+                                                                : p.spec.paged ? p.spec.requests
+                                                                               : rows,
+                                                                pages, -1, 50));
     options.outputs += ",slots";
   }
   if (random.chance(0.3)) {

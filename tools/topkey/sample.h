@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Synthetic traces of every operation: what `make-trace` writes, what `check --random` draws, what `info` tries each cell with.
+// Synthetic traces of every operation: what `make-trace` writes, what `check --random` draws, what `info` tries each
+// cell with.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,11 +15,13 @@ struct Sample {
   std::string op = "paged_mqa_topk";
   support::ProblemSpec spec;  ///< `paged` follows from op
   int32_t topk = 8;
-  bool options = false;  ///< draw also what is optional: windows, candidates, masks, forced keys, orders, fills, slots, blocks, ...
+  /// Draw also what is optional: windows, candidates, masks, forced keys, orders, fills, slots, blocks, ...
+  bool options = false;
 };
 
-/// Queries and keys of normal data are quantised by the library's producers and keep their bf16 vectors beside them (q_bf16,
-/// keys_bf16, weights_raw); other patterns and exact inputs are codes from the start. The same Sample gives the same bytes.
+/// Queries and keys of normal data are quantised by the library's producers and keep their bf16 vectors beside them
+/// (q_bf16, keys_bf16, weights_raw); other patterns and exact inputs are codes from the start. The same Sample gives
+/// the same bytes.
 support::Trace make_sample(const Sample& sample);
 /// Those of the operations that score nothing (sample_stages.cpp).
 support::Trace make_stage_sample(const Sample& sample);

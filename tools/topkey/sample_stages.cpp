@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Samples of the operations around the score: selection on given scores, merge, rows and slots, producers, gather. Written straight
-// as traces; and the draw of a random Sample.
+// Samples of the operations around the score: selection on given scores, merge, rows and slots, producers, gather.
+// Written straight as traces; and the draw of a random Sample.
 #include <algorithm>
 #include <cstring>
 
@@ -53,7 +53,8 @@ std::vector<float> scores_of(const Sample& sample) {
   const support::ProblemSpec& spec = sample.spec;
   std::vector<float> scores(static_cast<size_t>(spec.rows * spec.keys));
   for (int64_t r = 0; r < spec.rows; ++r) {
-    support::fill_scores(spec.pattern, scores.data() + r * spec.keys, spec.keys, sample.topk, spec.seed * 1000 + static_cast<uint64_t>(r));
+    support::fill_scores(spec.pattern, scores.data() + r * spec.keys, spec.keys, sample.topk,
+                         spec.seed * 1000 + static_cast<uint64_t>(r));
   }
   return scores;
 }
@@ -69,7 +70,8 @@ void selection(const Sample& sample, Random& random, Trace& trace) {
   } else {
     set(trace, "topk", sample.topk);
     trace.metadata["out"] = "indices,scores,counts";
-    if (sample.options && random.chance(0.5)) trace.tensors["row_topk"] = tensor_of("I32", {rows}, ints(random, rows, -1, sample.topk + 2));
+    if (sample.options && random.chance(0.5))
+      trace.tensors["row_topk"] = tensor_of("I32", {rows}, ints(random, rows, -1, sample.topk + 2));
     if (sample.options && random.chance(0.5)) trace.metadata["order"] = "score";
     if (sample.options && random.chance(0.5)) set(trace, "force_last", random.between(0, 4));
   }
@@ -90,7 +92,8 @@ void merge(const Sample& sample, Random& random, Trace& trace) {
     for (int64_t i = 0; i < keys; ++i) owned[random.below(static_cast<uint64_t>(parts))].push_back(i);
     for (int64_t p = 0; p < parts; ++p) {
       std::vector<int64_t>& mine = owned[static_cast<size_t>(p)];
-      std::sort(mine.begin(), mine.end(), [&](int64_t a, int64_t b) { return support::comes_before(row[a], a, row[b], b); });
+      std::sort(mine.begin(), mine.end(),
+                [&](int64_t a, int64_t b) { return support::comes_before(row[a], a, row[b], b); });
       for (int64_t i = 0; i < std::min(width, static_cast<int64_t>(mine.size())); ++i) {
         const auto at = static_cast<size_t>((p * rows + r) * width + i);
         part_indices[at] = static_cast<int32_t>(mine[static_cast<size_t>(i)]);
@@ -108,7 +111,8 @@ void merge(const Sample& sample, Random& random, Trace& trace) {
 void rows_and_slots(const Sample& sample, Random& random, Trace& trace) {
   const support::ProblemSpec& spec = sample.spec;
   const int64_t requests = spec.requests, pages = spec.keys / spec.page_size + 1;
-  trace.tensors["block_table"] = tensor_of("I32", {requests, pages}, ints(random, requests * pages, sample.options ? -1 : 0, 100));
+  trace.tensors["block_table"] =
+      tensor_of("I32", {requests, pages}, ints(random, requests * pages, sample.options ? -1 : 0, 100));
   set(trace, "page_size", spec.page_size);
   if (sample.options && random.chance(0.5)) {
     const int64_t world = random.between(2, 4);
@@ -116,14 +120,17 @@ void rows_and_slots(const Sample& sample, Random& random, Trace& trace) {
     set(trace, "shard.interleave", random.between(1, 4));
   }
   if (sample.op == "to_slots") {
-    trace.tensors["indices"] = tensor_of("I32", {spec.rows, sample.topk}, ints(random, spec.rows * sample.topk, -1, spec.keys + 2));
-    trace.tensors["row_request"] = tensor_of("I32", {spec.rows}, ints(random, spec.rows, sample.options ? -1 : 0, requests - 1));
+    trace.tensors["indices"] =
+        tensor_of("I32", {spec.rows, sample.topk}, ints(random, spec.rows * sample.topk, -1, spec.keys + 2));
+    trace.tensors["row_request"] =
+        tensor_of("I32", {spec.rows}, ints(random, spec.rows, sample.options ? -1 : 0, requests - 1));
     if (sample.options && random.chance(0.5)) set(trace, "compact", 1);
     return;
   }
   trace.tensors["query_start"] = tensor_of("I32", {requests + 1}, prefix(random, requests, spec.rows));
   trace.tensors["seq_lens"] = tensor_of("I32", {requests}, ints(random, requests, 0, spec.keys));
-  if (sample.options) set(trace, "ratio", random.between(1, 4)), set(trace, "capacity", spec.rows + random.between(0, 3));
+  if (sample.options)
+    set(trace, "ratio", random.between(1, 4)), set(trace, "capacity", spec.rows + random.between(0, 3));
 }
 
 /// Norm (keys only), rope and Hadamard by chance.
@@ -213,7 +220,8 @@ Sample random_sample(const std::string& op, uint64_t seed) {
   spec.heads = static_cast<int32_t>(pick(1, 3, 4, 8, 32, 64));
   spec.rows = random.between(1, 9);
   spec.keys = spec.heads >= 32 ? random.between(1, 150) : random.between(1, 700);
-  spec.pattern = random.chance(0.4) ? support::Pattern::normal : static_cast<support::Pattern>(random.below(support::kNumPatterns));
+  spec.pattern = random.chance(0.4) ? support::Pattern::normal
+                                    : static_cast<support::Pattern>(random.below(support::kNumPatterns));
   spec.exact = random.chance(0.5);
   spec.scale = spec.format == KeyFormat::fp8 && random.chance(0.5) ? ScaleRule::f32 : ScaleRule::ue8m0;
   spec.windows = static_cast<support::Windows>(random.below(4));

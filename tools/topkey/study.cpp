@@ -20,8 +20,12 @@ constexpr int64_t kSmallest = 64, kLargest = 2048;
 class Attention {
  public:
   Attention(const Tensor& q, const Tensor& keys)
-      : q_(q), heads_(q.shape[1]), head_dim_(q.shape[2]), requests_(keys.ndim == 3 ? keys.shape[0] : 1),
-        width_(keys.shape[keys.ndim - 2]), keys_(static_cast<size_t>(requests_ * head_dim_ * width_)) {
+      : q_(q),
+        heads_(q.shape[1]),
+        head_dim_(q.shape[2]),
+        requests_(keys.ndim == 3 ? keys.shape[0] : 1),
+        width_(keys.shape[keys.ndim - 2]),
+        keys_(static_cast<size_t>(requests_ * head_dim_ * width_)) {
     for (int64_t b = 0; b < requests_; ++b) {
       for (int64_t n = 0; n < width_; ++n) {
         for (int64_t d = 0; d < head_dim_; ++d) {
@@ -127,13 +131,15 @@ std::string study_obstacle(const support::Call& call, const std::vector<Window>&
   const support::TraceTensor *q = trace.find("q_bf16"), *keys = trace.find("keys_bf16");
   if (q == nullptr || keys == nullptr) return "the trace has no q_bf16 and keys_bf16";
   if (q->dtype != "BF16" || keys->dtype != "BF16") return "q_bf16 and keys_bf16 are not BF16";
-  if (q->shape.size() != 3 || (keys->shape.size() != 2 && keys->shape.size() != 3)) return "q_bf16 must be [R,H,D] and keys_bf16 [T,D] or [B,T,D]";
+  if (q->shape.size() != 3 || (keys->shape.size() != 2 && keys->shape.size() != 3))
+    return "q_bf16 must be [R,H,D] and keys_bf16 [T,D] or [B,T,D]";
   if (q->shape.back() != keys->shape.back() || q->shape[0] != static_cast<int64_t>(windows.size()) || q->count() == 0) {
     return "q_bf16 and keys_bf16 do not have the rows and head_dim of the call";
   }
   const int64_t requests = keys->shape.size() == 3 ? keys->shape[0] : 1, width = keys->shape[keys->shape.size() - 2];
   for (const Window& window : windows) {
-    if (window.size() > 0 && (window.request >= requests || window.end > width)) return "keys_bf16 does not cover all rows";
+    if (window.size() > 0 && (window.request >= requests || window.end > width))
+      return "keys_bf16 does not cover all rows";
   }
   const bool plain = std::visit(
       [](const auto& a) {
@@ -142,7 +148,9 @@ std::string study_obstacle(const support::Call& call, const std::vector<Window>&
       },
       args);
   const auto* paged = std::get_if<PagedMqaTopk>(&args);
-  return plain && (paged == nullptr || !paged->keys.shard.active()) ? "" : "positions of this call are not those of keys_bf16";
+  return plain && (paged == nullptr || !paged->keys.shard.active())
+             ? ""
+             : "positions of this call are not those of keys_bf16";
 }
 
 namespace {
@@ -158,9 +166,10 @@ std::vector<int64_t> rows_to_study(const std::vector<Window>& windows, const Att
   return picked;
 }
 
-/// The call again, in score order at the table's largest topk: there the answer for a smaller topk is a prefix. Only `rows` are
-/// answered where the call can be cut.
-support::Call search_again(const support::Call& call, const Exec& exec, int64_t topk, const std::vector<int64_t>& rows) {
+/// The call again, in score order at the table's largest topk: there the answer for a smaller topk is a prefix. Only
+/// `rows` are answered where the call can be cut.
+support::Call search_again(const support::Call& call, const Exec& exec, int64_t topk,
+                           const std::vector<int64_t>& rows) {
   support::CallOptions options{{{"topk", std::to_string(topk)}, {"order", "score"}, {"out", "indices"}}, UINT64_MAX};
   support::Call search(call.shared_trace(), options);
   const int64_t step = row_step(search.args()), all = rows_to_cut(search.args());

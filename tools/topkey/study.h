@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// How well a selection serves attention. Exact attention is taken in double from the bf16 queries and keys that a trace may carry:
-// softmax of q.k * D^-0.5 over the row's window, summed over heads.
+// How well a selection serves attention. Exact attention is taken in double from the bf16 queries and keys that a trace
+// may carry: softmax of q.k * D^-0.5 over the row's window, summed over heads.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,8 +25,8 @@ struct Study {
   std::string missing;
 };
 
-/// One Quality for each topk of 64, 128, ..., 2048 that is below the keys, and for the call's own. Runs the search again, in score
-/// order, on as many evenly spaced rows as a few seconds allow.
+/// One Quality for each topk of 64, 128, ..., 2048 that is below the keys, and for the call's own. Runs the search
+/// again, in score order, on as many evenly spaced rows as a few seconds allow.
 Study study(const support::Call& call, const Exec& exec);
 
 /// Where the keys of a row's window lie: row r sees positions [start, end) of `request`.
@@ -37,8 +37,8 @@ struct Window {
 /// Of every row, in the search operations and logits; empty for others.
 std::vector<Window> windows_of(const support::CallArgs& args);
 
-/// Why the truth of the trace cannot be held against the call; empty = it can: q_bf16 [R,H,D] and keys_bf16 ([T,D], or [B,T,D] by
-/// request) are there, cover every window, and positions count their keys.
+/// Why the truth of the trace cannot be held against the call; empty = it can: q_bf16 [R,H,D] and keys_bf16 ([T,D], or
+/// [B,T,D] by request) are there, cover every window, and positions count their keys.
 std::string study_obstacle(const support::Call& call, const std::vector<Window>& windows);
 
 }  // namespace topkey::cli

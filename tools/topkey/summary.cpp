@@ -29,18 +29,22 @@ template <class Args>
 std::string describe(const Args& a, const std::vector<Window>& windows) {
   std::string text = fmt::format("{} query rows", a.rows.count);
   if (!windows.empty()) {
-    const auto [low, high] = std::minmax_element(windows.begin(), windows.end(), [](const Window& x, const Window& y) { return x.size() < y.size(); });
-    text += low->size() == high->size() ? fmt::format(", {} keys each", low->size()) : fmt::format(", {} to {} keys each", low->size(), high->size());
+    const auto [low, high] = std::minmax_element(windows.begin(), windows.end(),
+                                                 [](const Window& x, const Window& y) { return x.size() < y.size(); });
+    text += low->size() == high->size() ? fmt::format(", {} keys each", low->size())
+                                        : fmt::format(", {} to {} keys each", low->size(), high->size());
   }
   if constexpr (requires { a.q; }) {
-    text += fmt::format(", {} keys, {} heads x {}", format_name(format_of(a)), a.q.values.shape[1], a.q.values.shape[2] * (format_of(a) == KeyFormat::mxfp4 ? 2 : 1));
+    text += fmt::format(", {} keys, {} heads x {}", format_name(format_of(a)), a.q.values.shape[1],
+                        a.q.values.shape[2] * (format_of(a) == KeyFormat::mxfp4 ? 2 : 1));
   }
   if constexpr (requires { a.topk; }) text += fmt::format(", topk {}", a.topk);
   return text;
 }
 
 /// What the rows of a selection got.
-void add_selection(const support::Call& call, const std::vector<Window>& windows, const uint64_t* stats, Summary& summary) {
+void add_selection(const support::Call& call, const std::vector<Window>& windows, const uint64_t* stats,
+                   Summary& summary) {
   const support::TraceTensor* counts = call.output("counts");
   const int64_t rows = counts->count();
   int64_t least = INT64_MAX, most = 0, chosen = 0, keys = 0;
@@ -52,7 +56,8 @@ void add_selection(const support::Call& call, const std::vector<Window>& windows
   std::string line = fmt::format("selected {} of {} (row, key) pairs", chosen, keys);
   if (keys > 0) line += fmt::format(" = {:.2f} %", 100.0 * static_cast<double>(chosen) / static_cast<double>(keys));
   if (windows.empty()) line = fmt::format("selected {} positions", chosen);
-  summary.lines.push_back(line + (least == most ? fmt::format("; {} a row", most) : fmt::format("; {} to {} a row", rows == 0 ? 0 : least, most)));
+  summary.lines.push_back(line + (least == most ? fmt::format("; {} a row", most)
+                                                : fmt::format("; {} to {} a row", rows == 0 ? 0 : least, most)));
   std::string odd = fmt::format("{} rows whose cut falls in a tie", stats[kTiedCuts]);
   if (stats[kNanScores] != 0) odd += fmt::format(", {} NaN scores", stats[kNanScores]);
   if (stats[kSkippedPages] != 0) odd += fmt::format(", {} (row, key) pairs not readable", stats[kSkippedPages]);
@@ -70,7 +75,8 @@ void add_expected(const support::Call& call, Summary& summary) {
     const support::TraceTensor *got = call.output(name), *want = call.trace().find(std::string("expected_") + name);
     if (got == nullptr || want == nullptr || got->shape != want->shape) continue;
     const bool same = got->bytes == want->bytes;
-    summary.lines.push_back(fmt::format("{} {} the trace's expected_{}", name, same ? "equal, bit for bit," : "differ from", name));
+    summary.lines.push_back(
+        fmt::format("{} {} the trace's expected_{}", name, same ? "equal, bit for bit," : "differ from", name));
     summary.numbers[std::string(name) + "_as_expected"] = same ? 1 : 0;
   }
 }
@@ -82,7 +88,8 @@ void add_stats(const uint64_t* stats, double seconds, Summary& summary) {
   const double scored = static_cast<double>(stats[kScoredKeys]);
   if (scored == 0 || seconds <= 0) return;
   summary.numbers["keys_per_second"] = scored / seconds;
-  summary.speed = fmt::format("{} keys scored over all rows, {} keys/s", short_count(scored), short_count(scored / seconds));
+  summary.speed =
+      fmt::format("{} keys scored over all rows, {} keys/s", short_count(scored), short_count(scored / seconds));
 }
 
 }  // namespace
@@ -97,7 +104,8 @@ Summary summarise(const support::Call& call, const uint64_t* stats, double secon
       },
       call.args());
   add_stats(stats, seconds, summary);
-  if (call.output("counts") != nullptr && call.output("indices") != nullptr) add_selection(call, windows, stats, summary);
+  if (call.output("counts") != nullptr && call.output("indices") != nullptr)
+    add_selection(call, windows, stats, summary);
   if (!summary.search) {
     for (const auto& [name, tensor] : call.outputs()) {
       summary.lines.push_back(fmt::format("{} {} [{}]", name, tensor.dtype, fmt::join(tensor.shape, ", ")));

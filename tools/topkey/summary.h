@@ -12,9 +12,9 @@
 namespace topkey::cli {
 
 struct Summary {
-  std::string what;                       ///< "256 query rows x 8192 keys, fp8, H 3, D 64, topk 256"
-  std::string speed;                      ///< "2.1 million scores, 2.0 million keys/s"
-  std::string numerics, arithmetic;       ///< empty where the operation scores nothing
+  std::string what;                  ///< "256 query rows x 8192 keys, fp8, H 3, D 64, topk 256"
+  std::string speed;                 ///< "2.1 million scores, 2.0 million keys/s"
+  std::string numerics, arithmetic;  ///< empty where the operation scores nothing
   bool search = false;
   std::vector<std::string> lines;         ///< the selection, or the outputs
   std::map<std::string, double> numbers;  ///< the same for a script
