@@ -116,7 +116,7 @@ Shape scored_shape(const Query& q, KeyFormat format, int64_t rows, int64_t keys,
 
 int64_t dense_count(const Check& c, const DenseKeys& keys, int64_t* head_dim) {
   check_format(c, "keys.format", keys.format);
-  *head_dim = check_dense(c, "keys.values", "keys.scales", keys, any(), -1, 0);
+  *head_dim = check_dense(c, {"keys.values", "keys.scales"}, keys, any(), -1, 0);
   const int64_t n = keys.values.shape[0];
   if (c.has(keys.scales))
     TOPKEY_REQUIRE(c, keys.scales.shape[0] >= n, "keys.scales", "a row for each key", describe(keys.scales));

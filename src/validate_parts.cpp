@@ -43,28 +43,28 @@ void check_dim(const Check& c, const char* name, KeyFormat format, int64_t head_
                  std::to_string(head_dim));
 }
 
-int64_t check_dense(const Check& c, const char* values_name, const char* scales_name, const DenseKeys& keys,
-                    Extent rows, int64_t head_dim, unsigned flags) {
+int64_t check_dense(const Check& c, DenseNames names, const DenseKeys& keys, Extent rows, int64_t head_dim,
+                    unsigned flags) {
   const KeyFormat format = keys.format;
   if (head_dim < 0) {
-    c.tensor(values_name, keys.values, value_dtypes(format), {rows, any()}, kUnit);
+    c.tensor(names.values, keys.values, value_dtypes(format), {rows, any()}, kUnit);
     head_dim = dim_of_elements(format, keys.values.shape[1]);
-    check_dim(c, (std::string(values_name) + " row").c_str(), format, head_dim);
+    check_dim(c, (std::string(names.values) + " row").c_str(), format, head_dim);
   }
-  c.tensor(values_name, keys.values, value_dtypes(format), {rows, exactly(row_elements(format, head_dim))},
+  c.tensor(names.values, keys.values, value_dtypes(format), {rows, exactly(row_elements(format, head_dim))},
            flags | kUnit);
   const Extent scale_rows = rows;
   if (format == KeyFormat::fp8) {
-    c.tensor(scales_name, keys.scales, kF32, {scale_rows}, flags);
+    c.tensor(names.scales, keys.scales, kF32, {scale_rows}, flags);
   } else if (format == KeyFormat::mxfp4) {
     if (keys.scales.dtype == DType::i32) {
-      TOPKEY_REQUIRE(c, head_dim == 128, scales_name, "u8|e8m0 [N, D/32] where D is not 128", describe(keys.scales));
-      c.tensor(scales_name, keys.scales, kI32, {scale_rows}, flags);
+      TOPKEY_REQUIRE(c, head_dim == 128, names.scales, "u8|e8m0 [N, D/32] where D is not 128", describe(keys.scales));
+      c.tensor(names.scales, keys.scales, kI32, {scale_rows}, flags);
     } else {
-      c.tensor(scales_name, keys.scales, kE8m0, {scale_rows, exactly(head_dim / 32)}, flags | kUnit);
+      c.tensor(names.scales, keys.scales, kE8m0, {scale_rows, exactly(head_dim / 32)}, flags | kUnit);
     }
   } else {
-    c.absent(scales_name, keys.scales, "for keys without scales of their own");
+    c.absent(names.scales, keys.scales, "for keys without scales of their own");
   }
   return head_dim;
 }

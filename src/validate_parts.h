@@ -12,8 +12,11 @@ constexpr int64_t kMaxTopk = kMaxKeys;
 void check_format(const Check& c, const char* name, KeyFormat format);
 void check_dim(const Check& c, const char* name, KeyFormat format, int64_t head_dim);
 /// values and scales [>=rows or exactly rows, ...]; head_dim < 0: taken from values. Returns head_dim.
-int64_t check_dense(const Check& c, const char* values_name, const char* scales_name, const DenseKeys& keys,
-                    Extent rows, int64_t head_dim, unsigned flags);
+struct DenseNames {
+  const char *values, *scales;
+};
+int64_t check_dense(const Check& c, DenseNames names, const DenseKeys& keys, Extent rows, int64_t head_dim,
+                    unsigned flags);
 void check_cache(const Check& c, const KeyCache& cache);
 void check_shard(const Check& c, const Shard& shard);
 void check_block_table(const Check& c, const char* name, const Tensor& table, int64_t at_least_rows);

@@ -120,7 +120,7 @@ Shape validate(const QuantizeK& a, Mode mode) {
   check_rope(c, a.rope, rows, dim);
   check_hadamard(c, a.hadamard, dim);
   check_rule(c, a.rule, a.scale, a.out.format, false);
-  check_dense(c, "out.values", "out.scales", a.out, at_least(rows), dim, kOutput);
+  check_dense(c, {"out.values", "out.scales"}, a.out, at_least(rows), dim, kOutput);
   return producer_shape(a.out.format, rows, dim);
 }
 
@@ -135,7 +135,7 @@ Shape validate(const StoreK& a, Mode mode) {
   if (ready) {
     TOPKEY_REQUIRE(c, has_own_scales(format) || !c.has(a.k_scales), "k_scales",
                    "absent for keys without scales of their own", describe(a.k_scales));
-    check_dense(c, "k", "k_scales", DenseKeys{a.k, a.k_scales, format}, at_least(rows), dim, 0);
+    check_dense(c, {"k", "k_scales"}, DenseKeys{a.k, a.k_scales, format}, at_least(rows), dim, 0);
     TOPKEY_REQUIRE(c, a.norm.kind == NormKind::none && a.rope.dim == 0 && !a.hadamard, "norm, rope and hadamard",
                    "absent for ready codes", "one of them");
   } else {
@@ -159,7 +159,7 @@ Shape validate(const GatherK& a, Mode mode) {
   TOPKEY_REQUIRE(c, a.out.format == a.keys.cache.format, "out.format",
                  std::string("that of the cache, ") + format_name(a.keys.cache.format),
                  std::to_string(static_cast<int>(a.out.format)));
-  check_dense(c, "out.values", "out.scales", a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
+  check_dense(c, {"out.values", "out.scales"}, a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
   return producer_shape(a.out.format, a.total, a.keys.cache.head_dim);
 }
 

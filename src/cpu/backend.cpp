@@ -5,6 +5,7 @@
 #include "cpu/cache.h"
 #include "cpu/isa.h"
 #include "cpu/kernels.h"
+#include "cpu/merge.h"
 #include "cpu/producer.h"
 #include "cpu/quantize.h"
 #include "cpu/rows.h"

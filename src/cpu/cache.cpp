@@ -47,7 +47,7 @@ void copy_pieces(uint8_t* to, int64_t to_step, const uint8_t* from, int64_t from
 }
 
 /// 20 us of copying, more or less.
-constexpr int64_t kCopyBytes = 128 * 1024;
+constexpr int64_t kCopyBytes = int64_t{256} * 1024;
 
 // ---- store_k ---------------------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ int64_t slot_of(const SlotMap& map, int64_t row, int64_t request, int64_t positi
 }
 
 void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries& entries, const Forced& forced,
-              uint64_t* sort_scratch, Counts& counts) {
+              Counts& counts) {
   const Selection& out = *e.out;
   int32_t* indices = row_of(out.indices, row);
   int32_t* slots = row_of(out.slots, row);
@@ -78,8 +78,8 @@ void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries&
   }
   float* scores = reinterpret_cast<float*>(row_of(out.scores, row));
   const bool by_score = out.order == Order::score;
-  if (by_score) sort_entries(entries, forced, sort_scratch);
-  const auto at = [&](int64_t i) { return by_score ? static_cast<int64_t>(sort_scratch[i] & 0xFFFFFFFFu) : i; };
+  if (by_score) sort_entries(entries, forced, e.words);
+  const auto at = [&](int64_t i) { return by_score ? static_cast<int64_t>(e.words[i] & 0xFFFFFFFFu) : i; };
   if (indices != nullptr) put_indices(e, row, fact, entries, at, indices);
   for (int64_t i = 0; scores != nullptr && i < entries.size; ++i) scores[i] = canonical(entries.score[at(i)]);
   for (int64_t i = 0; slots != nullptr && i < entries.size; ++i) {

@@ -16,6 +16,7 @@ struct Emitter {
   int64_t topk;         ///< columns to write
   Shard shard;          ///< positions become global under it
   bool absolute_slots;  ///< slot_map translates the position itself (paged keys, merge), else position - start
+  uint64_t* words;      ///< scratch for topk entries, where order is score
   bool dry = false;     ///< count, write nothing
 };
 
@@ -23,10 +24,9 @@ struct Emitter {
 bool needs_scores(const Selection& out);
 /// Slot of a position by the selection's map, -1 where it has none.
 int64_t slot_of(const SlotMap& map, int64_t row, int64_t request, int64_t position);
-/// Writes indices, slots, scores, counts and fill of one row. entries in position order; sort_scratch holds entries.size words where order is
-/// score. forced as the selection had it.
+/// Writes indices, slots, scores, counts and fill of one row. entries in position order; forced as the selection had it.
 void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries& entries, const Forced& forced,
-              uint64_t* sort_scratch, Counts& counts);
+              Counts& counts);
 /// Block ids, ascending, then -1.
 void emit_blocks(const Tensor& blocks, int64_t row, const int32_t* ids, int64_t n);
 

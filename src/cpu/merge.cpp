@@ -70,7 +70,7 @@ void merge_row(const MergeTopk& a, const Emitter& emitter, int64_t row, const Me
     s.position[i] = static_cast<int32_t>(static_cast<uint32_t>(s.words[i]));
   }
   counts.add(kRows);
-  emit_row(emitter, row, fact, {s.score, s.position, k}, Forced{}, s.order, counts);
+  emit_row(emitter, row, fact, {s.score, s.position, k}, Forced{}, counts);
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ void merge_topk(const MergeTopk& a, const Exec& exec) {
     const int64_t own = std::min<int64_t>(member.rank(), workers - 1);
     Arena arena(static_cast<char*>(exec.workspace) + kShared + own * each, static_cast<size_t>(each));
     const MergeScratch scratch = take_scratch(arena, entries, a.topk);
-    Emitter emitter{&a.out, a.topk, Shard{}, true};
+    Emitter emitter{&a.out, a.topk, Shard{}, true, scratch.order};
     Counts counts;
     int64_t found = 0;
     if (exec.strict) {

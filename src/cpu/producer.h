@@ -64,7 +64,7 @@ bool position_outside(const Rope& rope, int64_t row);
 /// How many of `rows` rows have one.
 int64_t positions_outside(const Rope& rope, int64_t rows);
 
-/// How many members are worth having for `vectors` vectors, and may be: about 20 us of work each.
+/// How many members are worth having for `vectors` vectors, and may be: no less than 20 us of work each.
 int64_t producer_members(const Recipe& recipe, int64_t vectors);
 
 /// Asks for a vector that is wanted a few rows later: the hardware's prefetchers look ahead less far than one row's work takes (a third of the

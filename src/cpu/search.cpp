@@ -27,7 +27,7 @@ class Pass {
         exec_(exec),
         member_(member),
         room_(make_room(job.extents, exec.workspace, exec.workspace_bytes, member.rank(), member.size())),
-        emitter_{&job.out, job.topk, job.shard, job.absolute_slots} {}
+        emitter_{&job.out, job.topk, job.shard, job.absolute_slots, room_.scratch.words} {}
 
   /// Answers every row. dry: computes all and writes nothing, for strict. Returns how many wild values were met, by all members.
   int64_t run(bool dry) {
@@ -114,7 +114,7 @@ class Pass {
         }
       });
     });
-    emit_row(emitter_, row, fact, entries, Forced{}, room_.scratch.words, counts_);
+    emit_row(emitter_, row, fact, entries, Forced{}, counts_);
   }
 
   void cut(int64_t rows) {
@@ -137,8 +137,8 @@ class Pass {
     RowSink sinks[kRowBlock];
     for (int64_t i = 0; i < task.num_rows; ++i) {
       const int64_t row = first_row_ + task.first_row + i;
-      sinks[i].start(fact_of(task, i), row, row_limit(job_, row), job_.admit, job_.out, exec_.stats != nullptr,
-                     buffers_of(task, i));
+      const RowSink::Wanted wanted{row_limit(job_, row), &job_.admit, &job_.out, exec_.stats != nullptr};
+      sinks[i].start(fact_of(task, i), row, wanted, buffers_of(task, i));
     }
     if (job_.scores != nullptr) {
       walk_scores(task, sinks[0]);
@@ -219,7 +219,7 @@ class Pass {
   void answer(int64_t row, const RowFact& fact, const Entries& entries, const Entries& blocks, const Forced& forced,
               const Cut& cut) {
     counts_.add(kTiedCuts, cut.tied);
-    if (job_.topk > 0) emit_row(emitter_, row, fact, entries, forced, room_.scratch.words, counts_);
+    if (job_.topk > 0) emit_row(emitter_, row, fact, entries, forced, counts_);
     if (job_.out.blocks.data != nullptr && !emitter_.dry)
       emit_blocks(job_.out.blocks, row, blocks.position, blocks.size);
   }

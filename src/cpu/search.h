@@ -13,7 +13,6 @@ void mqa_topk(const MqaTopk&, const Exec&);
 void paged_mqa_topk(const PagedMqaTopk&, const Exec&);
 void topk(const Topk&, const Exec&);
 void select_blocks(const SelectBlocks&, const Exec&);
-void merge_topk(const MergeTopk&, const Exec&);
 void mqa_logits(const MqaLogits&, const Exec&);
 void paged_mqa_logits(const PagedMqaLogits&, const Exec&);
 

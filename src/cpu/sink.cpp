@@ -20,13 +20,14 @@ Forced forced_block(const RowFact& fact, int64_t block_size) {
   return f;
 }
 
-void RowSink::start(const RowFact& fact, int64_t row, int64_t topk, const Admit& admit, const Selection& out,
-                    bool count_all, const SinkBuffers& buffers) {
+void RowSink::start(const RowFact& fact, int64_t row, const Wanted& wanted, const SinkBuffers& buffers) {
   fact_ = &fact;
-  admit_ = &admit;
+  admit_ = wanted.admit;
   row_ = row;
-  count_all_ = count_all;
-  winners_.reset(buffers.score, buffers.position, buffers.capacity, topk, forced_keys(admit, fact), count_all);
+  count_all_ = wanted.count_all;
+  winners_.reset(buffers.score, buffers.position, buffers.capacity, wanted.topk, forced_keys(*admit_, fact),
+                 count_all_);
+  const Selection& out = *wanted.out;
   block_size_ = out.blocks.data != nullptr ? out.block_size : 0;
   in_block_ = false;
   block_id_ = -1;

@@ -23,8 +23,14 @@ struct SinkBuffers {
 
 class RowSink {
  public:
-  void start(const RowFact& fact, int64_t row, int64_t topk, const Admit& admit, const Selection& out, bool count_all,
-             const SinkBuffers& buffers);
+  /// What a row is asked for; count_all: statistics want NaNs and ties.
+  struct Wanted {
+    int64_t topk;
+    const Admit* admit;
+    const Selection* out;
+    bool count_all;
+  };
+  void start(const RowFact& fact, int64_t row, const Wanted& wanted, const SinkBuffers& buffers);
   /// n scores of ascending positions; accepted is scratch for n.
   void take(const float* scores, const int32_t* positions, int64_t n, int32_t* accepted, Counts& counts);
   /// After the last key; newest: this part of the keys ends the row, so its newest block must be among the published.

@@ -18,34 +18,50 @@ struct Digit {
 };
 constexpr Digit kDigits[] = {{21, 2047}, {10, 2047}, {0, 1023}};
 
-/// Histogram of one digit over the entries whose higher digits equal `prefix`.
-void count_digit(const Entries* parts, int64_t num_parts, const Forced& forced, const Digit& digit, uint32_t prefix,
-                 uint32_t prefix_mask, uint32_t* bins) {
+/// Entries to choose from.
+struct Pool {
+  const Entries* parts;
+  int64_t num_parts;
+  const Forced* forced;
+};
+
+/// The digits of a key that are already known.
+struct Prefix {
+  uint32_t key = 0, mask = 0;
+};
+
+/// Histogram of one digit over the entries whose higher digits are those of the prefix.
+void count_digit(const Pool& pool, const Digit& digit, const Prefix& prefix, uint32_t* bins) {
   std::memset(bins, 0, kBins * sizeof *bins);
-  for (int64_t p = 0; p < num_parts; ++p) {
-    for (int64_t i = 0; i < parts[p].size; ++i) {
-      const uint32_t key = forced.key(parts[p].score[i], parts[p].position[i]);
-      if ((key & prefix_mask) == prefix) ++bins[key >> digit.shift & digit.mask];
+  for (int64_t p = 0; p < pool.num_parts; ++p) {
+    const Entries& part = pool.parts[p];
+    for (int64_t i = 0; i < part.size; ++i) {
+      const uint32_t key = pool.forced->key(part.score[i], part.position[i]);
+      if ((key & prefix.mask) == prefix.key) ++bins[key >> digit.shift & digit.mask];
     }
   }
 }
 
-/// The k-th largest key (1 <= k <= entries), how many of its equals are still needed, and how many there are.
-void find_cut(const Entries* parts, int64_t num_parts, int64_t k, const Forced& forced, uint32_t* key, int64_t* needed,
-              int64_t* equal) {
+struct KthKey {
+  uint32_t key;
+  int64_t needed, equal;  ///< how many of its equals are among the first k, and how many there are
+};
+
+/// The k-th largest key, 1 <= k <= entries.
+KthKey find_kth(const Pool& pool, int64_t k) {
   uint32_t bins[kBins];
-  uint32_t prefix = 0, prefix_mask = 0;
-  int64_t rest = k;
+  Prefix prefix;
+  KthKey kth{0, k, 0};
   for (const Digit& digit : kDigits) {
-    count_digit(parts, num_parts, forced, digit, prefix, prefix_mask, bins);
+    count_digit(pool, digit, prefix, bins);
     uint32_t bin = digit.mask;
-    while (rest > bins[bin]) rest -= bins[bin--];
-    prefix |= bin << digit.shift;
-    prefix_mask |= digit.mask << digit.shift;
-    *equal = bins[bin];
+    while (kth.needed > bins[bin]) kth.needed -= bins[bin--];
+    prefix.key |= bin << digit.shift;
+    prefix.mask |= digit.mask << digit.shift;
+    kth.equal = bins[bin];
   }
-  *key = prefix;
-  *needed = rest;
+  kth.key = prefix.key;
+  return kth;
 }
 
 }  // namespace
@@ -53,13 +69,12 @@ void find_cut(const Entries* parts, int64_t num_parts, int64_t k, const Forced& 
 int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Forced& forced, Entries out, Cut* cut) {
   int64_t all = 0;
   for (int64_t p = 0; p < num_parts; ++p) all += parts[p].size;
-  uint32_t key = 0;
-  int64_t needed = all, equal = 0;
+  KthKey kth{0, all, 0};
   if (all > k && k > 0) {
-    find_cut(parts, num_parts, k, forced, &key, &needed, &equal);
-    cut->tied = equal > needed && key != 0xFFFFFFFFu;
+    kth = find_kth({parts, num_parts, &forced}, k);
+    cut->tied = kth.equal > kth.needed && kth.key != 0xFFFFFFFFu;
   }
-  cut->key = key;
+  cut->key = kth.key;
   if (k <= 0) return 0;
   int64_t kept = 0;
   for (int64_t p = 0; p < num_parts; ++p) {
@@ -68,9 +83,9 @@ int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Fo
       const float score = part.score[i];
       const int32_t position = part.position[i];
       const uint32_t own = forced.key(score, position);
-      const bool tie = own == key && needed > 0;
-      needed -= tie;
-      if (own > key || tie) {
+      const bool tie = own == kth.key && kth.needed > 0;
+      kth.needed -= tie;
+      if (own > kth.key || tie) {
         out.score[kept] = score;
         out.position[kept] = position;
         ++kept;

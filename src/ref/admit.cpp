@@ -23,8 +23,8 @@ std::vector<Run> admitted_runs(const Window& w, const Admit& admit, int64_t row)
   return runs;
 }
 
-std::vector<Run> reachable_runs(std::vector<Run> runs, const Window& w, int64_t count, int64_t max_len, int64_t row,
-                                Counts& counts) {
+std::vector<Run> reachable_runs(const std::vector<Run>& runs, const Window& w, int64_t count, int64_t max_len,
+                                int64_t row, Counts& counts) {
   const int64_t low = std::max<int64_t>(w.start, 0);
   const int64_t high = max_len > 0 ? std::min(count, w.start + max_len) : count;
   std::vector<Run> kept;

@@ -18,8 +18,8 @@ struct Run {
 std::vector<Run> admitted_runs(const Window& w, const Admit& admit, int64_t row);
 
 /// The part of the runs that the tables can reach: position in [0, count) and within max_len of the start. What is cut off is counted.
-std::vector<Run> reachable_runs(std::vector<Run> runs, const Window& w, int64_t count, int64_t max_len, int64_t row,
-                                Counts& counts);
+std::vector<Run> reachable_runs(const std::vector<Run>& runs, const Window& w, int64_t count, int64_t max_len,
+                                int64_t row, Counts& counts);
 
 /// True if the mask hides column `column`; else *addend is what it adds to the score (0 for b8).
 bool masked(const Tensor& mask, int64_t row, int64_t column, float* addend);

@@ -49,8 +49,19 @@ void write_row(const Tensor& logits, int64_t row, int64_t width, bool clean, con
   for (const auto& [column, score] : scores) put_real(logits, score, row, column);
 }
 
-void logits_of(const char* op, const Query& q, const Keys& keys, const Rows& rows, const Tensor& mask, bool clean,
-               int64_t width, const Tensor& logits, const Exec& exec) {
+struct LogitsJob {
+  const char* op;
+  const Query& q;
+  const Keys& keys;
+  const Rows& rows;
+  const Tensor& mask;
+  bool clean;
+  int64_t width;  ///< columns that exist
+  const Tensor& logits;
+};
+
+void logits_of(const LogitsJob& job, const Exec& exec) {
+  const auto& [op, q, keys, rows, mask, clean, width, logits] = job;
   Counts counts;
   // Under strict a first pass only counts, so that the raise comes before any write.
   for (int pass = exec.strict ? 0 : 1; pass < 2; ++pass) {
@@ -85,14 +96,15 @@ void logits_of(const char* op, const Query& q, const Keys& keys, const Rows& row
 
 void mqa_logits(const MqaLogits& a, const Exec& exec) {
   const Keys keys(a.keys);
-  logits_of("mqa_logits", a.q, keys, a.rows, a.mask, a.clean, keys.count(), a.logits, exec);
+  logits_of({"mqa_logits", a.q, keys, a.rows, a.mask, a.clean, keys.count(), a.logits}, exec);
 }
 
 void paged_mqa_logits(const PagedMqaLogits& a, const Exec& exec) {
   const Keys keys(a.keys);
   const bool bounded = a.rows.max_len > 0 && a.rows.start.data == nullptr;
   const int64_t width = std::min(a.logits.shape[1], bounded ? std::min(a.rows.max_len, keys.count()) : keys.count());
-  logits_of("paged_mqa_logits", a.q, keys, a.rows, Tensor{}, a.clean, width, a.logits, exec);
+  const Tensor no_mask{};
+  logits_of({"paged_mqa_logits", a.q, keys, a.rows, no_mask, a.clean, width, a.logits}, exec);
 }
 
 }  // namespace topkey::ref

@@ -105,10 +105,13 @@ void print_table(const Study& study, const support::Trace& trace) {
 
 void print_text(const support::Call& call, const Result& result) {
   const support::Trace& trace = call.trace();
-  fmt::print("{}: {}\n", call.op(), result.summary.what);
-  const std::string model = trace.text("model", "");
-  if (!model.empty())
-    fmt::print("from {}{}\n", model, trace.metadata.count("layer") != 0 ? ", layer " + trace.text("layer", "") : "");
+  fmt::print("{}{}\n", call.op(), result.summary.what.empty() ? "" : ": " + result.summary.what);
+  const std::string model = trace.text("model", ""), layer = trace.text("layer", "");
+  if (model == "synthetic") {
+    fmt::print("synthetic data, pattern {}\n", trace.text("pattern", "unknown"));
+  } else if (!model.empty()) {
+    fmt::print("from {}{}\n", model, layer.empty() ? "" : ", layer " + layer);
+  }
   fmt::print("backend {}{}\n\n", result.backend,
              result.summary.numerics.empty() ? "" : " (" + result.summary.numerics + ")");
   for (const Stage& stage : result.stages)

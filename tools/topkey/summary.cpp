@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "command.h"
 #include "study.h"
@@ -69,15 +68,40 @@ void add_selection(const support::Call& call, const std::vector<Window>& windows
   summary.numbers["count_max"] = static_cast<double>(most);
 }
 
-/// Whether the trace's own expectation was met, where it has one for this topk.
+/// Largest |a - b| as a part of the largest |b|: what another arithmetic may cost. Infinite where only one of a pair is
+/// finite.
+double largest_difference(const support::TraceTensor& a, const support::TraceTensor& b) {
+  double largest = 0, size = 0;
+  for (int64_t i = 0; i < b.count(); ++i) {
+    const double x = a.as<float>()[i], y = b.as<float>()[i];
+    if (std::isfinite(x) != std::isfinite(y)) return INFINITY;
+    if (!std::isfinite(x)) continue;
+    largest = std::max(largest, std::abs(x - y));
+    size = std::max(size, std::abs(y));
+  }
+  return size == 0 ? largest : largest / size;
+}
+
+/// How the results lie to the trace's own expectation, where it has one for this topk. Expected scores are those of
+/// `ref`.
 void add_expected(const support::Call& call, Summary& summary) {
   for (const char* name : {"indices", "scores"}) {
     const support::TraceTensor *got = call.output(name), *want = call.trace().find(std::string("expected_") + name);
-    if (got == nullptr || want == nullptr || got->shape != want->shape) continue;
+    if (got == nullptr || want == nullptr || got->shape != want->shape || got->dtype != want->dtype) continue;
     const bool same = got->bytes == want->bytes;
-    summary.lines.push_back(
-        fmt::format("{} {} the trace's expected_{}", name, same ? "equal, bit for bit," : "differ from", name));
     summary.numbers[std::string(name) + "_as_expected"] = same ? 1 : 0;
+    if (same) {
+      summary.lines.push_back(fmt::format("{} equal, bit for bit, the trace's expected_{}", name, name));
+    } else if (got->dtype == "F32") {
+      summary.lines.push_back(
+          fmt::format("{} are within {:.2g} of the trace's expected_{} (those of ref), relative to the largest", name,
+                      largest_difference(*got, *want), name));
+    } else {
+      int64_t differ = 0;
+      for (int64_t i = 0; i < want->count(); ++i) differ += got->as<int32_t>()[i] != want->as<int32_t>()[i];
+      summary.lines.push_back(
+          fmt::format("{} of {} {} differ from the trace's expected_{}", differ, want->count(), name, name));
+    }
   }
 }
 
