@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Bytes to a topk call on every usable host backend: scores as raw bits, windows, counts, admission, order, fill. Every result is held
-// against the independent full sort, every output has guards; a difference aborts with the report.
+// Bytes to a topk call on every usable host backend: scores as raw bits, windows, counts, admission, order, fill.
+// Every result is held against the independent full sort, every output has guards; a difference aborts with the
+// report.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

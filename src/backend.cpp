@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The array of backends in priority order, and how one is chosen: the forced one (exec.backend, else TOPKEY_BACKEND), else the first
-// of the call's device that is usable, has the operation for this shape, and has the arithmetic asked for.
+// The array of backends in priority order, and how one is chosen: the forced one (exec.backend, else TOPKEY_BACKEND),
+// else the first of the call's device that is usable, has the operation for this shape, and has the arithmetic asked
+// for.
 #include <cstdlib>
 #include <cstring>
 #include <string>

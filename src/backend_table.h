@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Dispatch, once and visible: the closed list of operations, what a backend is (one row of function pointers), and the table of
-// backends in order of preference. c_api.cpp walks it; nothing registers itself.
+// Dispatch, once and visible: the closed list of operations, what a backend is (one row of function pointers), and
+// the table of backends in order of preference. c_api.cpp walks it; nothing registers itself.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -36,8 +36,8 @@ const char* op_name(Op op) noexcept;
 /// Flag of exec that only the layer sets: a strict call checks device values, raises or returns, and writes nothing.
 constexpr uint32_t kCheckOnly = uint32_t{1} << 31;
 
-/// What validation learnt of a call from shapes, dtypes and host integers: all that choosing a backend and sizing a workspace may
-/// depend on. Fields that an operation does not have are 0.
+/// What validation learnt of a call from shapes, dtypes and host integers: all that choosing a backend and sizing a
+/// workspace may depend on. Fields that an operation does not have are 0.
 struct Shape {
   KeyFormat format;
   bool scored;  ///< the operation computes scores: format, q_dtype, heads, head_dim decide the arithmetic
@@ -70,7 +70,8 @@ struct Backend {
 extern const Backend* const kBackends[];
 extern const int kNumBackends;
 
-/// The backend that runs `op` of this shape under `exec`: the forced one, else the first that can. Throws `unsupported` with the reason.
+/// The backend that runs `op` of this shape under `exec`: the forced one, else the first that can. Throws
+/// `unsupported` with the reason.
 const Backend& choose_backend(Op op, const Shape& shape, const Exec& exec);
 /// Why choose_backend would throw, or null.
 const char* why_unsupported(Op op, const Shape& shape, const Exec& exec);

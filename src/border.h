@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What every exported function does at the border: take a caller's struct in, whatever version of the header it was compiled against,
-// and let no exception out.
+// What every exported function does at the border: take a caller's struct in, whatever version of the header it was
+// compiled against, and let no exception out.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -23,8 +23,8 @@ topkey_status keep_error(topkey_status status, const char* sentence) noexcept;
 template <class C>
 constexpr size_t kFirstSize = sizeof(C);
 
-/// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not know are zero; fields
-/// that this library does not know must be.
+/// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not
+/// know are zero; fields that this library does not know must be.
 template <class Cpp, class C>
 Cpp from_c(const char* op, const char* name, const C* given) {
   static_assert(sizeof(Cpp) == sizeof(C) && alignof(Cpp) == alignof(C), "C and C++ twins must have one layout");

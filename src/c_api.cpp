@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The exported symbols, and what every call does, in order: copy the arguments in (ABI), validate, choose a backend, check the
-// workspace, run. No exception crosses this file.
+// The exported symbols, and what every call does, in order: copy the arguments in (ABI), validate, choose a backend,
+// check the workspace, run. No exception crosses this file.
 #include "topkey/topkey_c.h"
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Everything that can be wrong with a call, before it does anything: used by every exported operation, and by the layer for all its stages
-// before the first of them writes.
+// Everything that can be wrong with a call, before it does anything: used by every exported operation, and by the
+// layer for all its stages before the first of them writes.
 #pragma once
 #include <string>
 
@@ -37,7 +37,8 @@ const Backend& check_call(const Args& args, const Exec& exec) {
   return b;
 }
 
-/// Under a caller's team a one-thread backend works on rank 0; the others wait, so that all return after the work is done.
+/// Under a caller's team a one-thread backend works on rank 0; the others wait, so that all return after the work is
+/// done.
 template <class Work>
 void run_on_rank_0(const Team& team, Work&& work) {
   const auto wait = [&team] {

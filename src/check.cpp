@@ -39,7 +39,8 @@ bool strides_in_reach(const Tensor& t) {
   return true;
 }
 
-/// True if no two elements of the wanted extents share an address: outer strides must step over all that is inside them.
+/// True if no two elements of the wanted extents share an address: outer strides must step over all that is inside
+/// them.
 bool elements_apart(const Tensor& t, std::initializer_list<Extent> extents) {
   struct Dim {
     int64_t step, extent;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The words of every argument error, and the tensor checks they belong to. validate_*.cpp say what each operation wants; this says it in
-// one voice: "operation: argument must be ..., got ...".
+// The words of every argument error, and the tensor checks they belong to. validate_*.cpp say what each operation
+// wants; this says it in one voice: "operation: argument must be ..., got ...".
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -11,7 +11,8 @@
 
 namespace topkey {
 
-/// call: data is read, so a tensor without data is absent. query: shapes only, so a tensor is present when its dtype is set.
+/// call: data is read, so a tensor without data is absent. query: shapes only, so a tensor is present when its dtype
+/// is set.
 enum class Mode { call, query };
 
 using DTypes = uint32_t;
@@ -63,7 +64,8 @@ class Check {
   Mode mode_;
 };
 
-/// Fails unless `ok`. A macro, so that the sentences are made only when they are needed: a call that is right allocates nothing.
+/// Fails unless `ok`. A macro, so that the sentences are made only when they are needed: a call that is right
+/// allocates nothing.
 #define TOPKEY_REQUIRE(check, ok, name, must, got) \
   do {                                             \
     if (!(ok)) (check).fail(name, must, got);      \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The layer as a table of contents: clear the buffer, store the keys, answer the rows. Each stage is the public operation.
+// The layer as a table of contents: clear the buffer, store the keys, answer the rows. Each stage is the public
+// operation.
 #include "indexer.h"
 
 #include <algorithm>
@@ -46,7 +47,8 @@ PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
   return a;
 }
 
-/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers. Host memory; the CUDA backend has its own.
+/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers. Host memory; the
+/// CUDA backend has its own.
 void clear_rows(const Tensor& t, int64_t rows) {
   for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
     int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];

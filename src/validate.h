@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Every shape, stride, dtype and alignment check of the library: backends trust what passes here. Reads shapes, dtypes and host integers
-// only. Throws Error(invalid_argument) with one sentence; returns what choosing a backend needs. Nothing has been written by then.
+// Every shape, stride, dtype and alignment check of the library: backends trust what passes here. Reads shapes,
+// dtypes and host integers only. Throws Error(invalid_argument) with one sentence; returns what choosing a backend
+// needs. Nothing has been written by then.
 #pragma once
 #include "backend_table.h"
 #include "check.h"

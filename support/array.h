@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Memory for tests and tools: Array owns a tensor's bytes (copies share them), Guarded owns an output surrounded by poison and can
-// tell whether a call wrote outside its part. Host memory; a device version replaces only what `view()` points to.
+// Memory for tests and tools: Array owns a tensor's bytes (copies share them), Guarded owns an output surrounded by
+// poison and can tell whether a call wrote outside its part. Host memory; a device version replaces only what
+// `view()` points to.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -54,7 +55,8 @@ inline uint8_t* element(const Tensor& t, int64_t i, int64_t j = 0, int64_t l = 0
 float float_at(const Tensor& t, int64_t i, int64_t j = 0, int64_t l = 0);
 int64_t int_at(const Tensor& t, int64_t i, int64_t j = 0);
 
-/// An output [rows, cols] (cols < 0: [rows]) inside poisoned memory: `pad` spare elements after each row and 256 bytes at both ends.
+/// An output [rows, cols] (cols < 0: [rows]) inside poisoned memory: `pad` spare elements after each row and 256
+/// bytes at both ends.
 class Guarded {
  public:
   Guarded() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Test vectors: drawn, quantised, bent into a pattern. A pattern is about *scores*, so keys are arranged by the score that the first row
-// of their request gives them; the request's other rows are variations of that row.
+// Test vectors: drawn, quantised, bent into a pattern. A pattern is about *scores*, so keys are arranged by the score
+// that the first row of their request gives them; the request's other rows are variations of that row.
 #include "support/coded_rows.h"
 
 #include <algorithm>
@@ -118,7 +118,8 @@ float nan_of(Random& random) {
                   static_cast<uint32_t>(random.below(0x400000)));
 }
 
-/// Puts a value that no finite arithmetic gives into a key's scale, or into a code where the format has no scale (or by chance).
+/// Puts a value that no finite arithmetic gives into a key's scale, or into a code where the format has no scale (or
+/// by chance).
 void poke(CodedRow& key, KeyFormat format, float value, bool into_code, Random& random) {
   const bool code_can = format != KeyFormat::mxfp4 && format != KeyFormat::q8_0;
   if (key.scale.empty() || (into_code && code_can)) {
@@ -168,7 +169,8 @@ void bend_key(const ProblemSpec& spec, const CodedRow& base, CodedRow& key, Rand
   }
 }
 
-/// Rows after the first of a request: the first one with every eighth element its own, so that an arranged pattern stays one.
+/// Rows after the first of a request: the first one with every eighth element its own, so that an arranged pattern
+/// stays one.
 void vary_queries(const ProblemSpec& spec, const std::vector<int32_t>& row_request, CodedProblem& p) {
   for (size_t r = 0; r < row_request.size(); ++r) {
     const size_t first =

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Vectors between "numbers" and "bytes of a format": element codes and scales as floats, easy to bend into a pattern before they are
-// packed. Internal to problem*.cpp. The quantisers here are plain ones for test data, not the library's named rules.
+// Vectors between "numbers" and "bytes of a format": element codes and scales as floats, easy to bend into a pattern
+// before they are packed. Internal to problem*.cpp. The quantisers here are plain ones for test data, not the
+// library's named rules.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -32,12 +33,14 @@ void pack_key(KeyFormat format, const CodedRow& row, uint8_t* values, uint8_t* s
 /// Packs one q vector of dtype `dtype`.
 void pack_query(DType dtype, const CodedRow& row, uint8_t* values, uint8_t* scales);
 
-/// Memory for keys of p.spec: a matrix of `count` rows; or pages for p.lens at random places of a pool, and p.page_ids. Then the table.
+/// Memory for keys of p.spec: a matrix of `count` rows; or pages for p.lens at random places of a pool, and
+/// p.page_ids. Then the table.
 void allocate_dense(Problem& p, int64_t count);
 void allocate_pages(Problem& p, Random& random);
 void fill_table(Problem& p);
 
-/// Random or exact data in the spec's pattern, for requests of these lengths and rows of these requests (< 0 or too large: any).
+/// Random or exact data in the spec's pattern, for requests of these lengths and rows of these requests (< 0 or too
+/// large: any).
 CodedProblem coded_problem(const ProblemSpec& spec, const std::vector<int64_t>& lens,
                            const std::vector<int32_t>& row_request);
 

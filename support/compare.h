@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The four comparisons of docs/numerics.md, each a function on argument structs whose outputs a backend has written (host memory):
+// The four comparisons of docs/numerics.md, each a function on argument structs whose outputs a backend has written
+// (host memory):
 //   1. compare_scores       scores lie within the arithmetic's bound of S_ref, and calc_diff is small
 //   2. compare_sets         chosen sets differ from the reference's only among keys within twice the bound of the cut
 //   3. compare_selection    given the backend's own scores: set, order, counts, fill, slots, blocks equal a full sort. No band
@@ -31,7 +32,8 @@ struct Report {
 };
 
 /// Largest allowed |S - S_ref| in `arithmetic` ("ref", "f32", "bf16mma", "f16mma", "bf16dp", "fp8mma"); throws
-/// std::invalid_argument for a name that is none. `tiny` (Score::tiny) counts the roundings that may happen below 2^-126.
+/// std::invalid_argument for a name that is none. `tiny` (Score::tiny) counts the roundings that may happen below
+/// 2^-126.
 double score_bound(std::string_view arithmetic, int64_t heads, int64_t head_dim, double a, double tiny = 0);
 /// 1 - 2<x,y> / (|x|^2 + |y|^2); 0 for two zero vectors. Accumulates.
 class CalcDiff {
@@ -43,13 +45,15 @@ class CalcDiff {
   double xy_ = 0, xx_ = 0, yy_ = 0;
 };
 
-/// Every live cell of args.logits against `truth`; `mask` and bf16 logits as documented; NaN and infinities must agree. Visible cells
-/// that are not live must be -inf; with `clean` those outside the window too. calc_limit <= 0: calc_diff is not judged.
+/// Every live cell of args.logits against `truth`; `mask` and bf16 logits as documented; NaN and infinities must
+/// agree. Visible cells that are not live must be -inf; with `clean` those outside the window too. calc_limit <= 0:
+/// calc_diff is not judged.
 Report compare_scores(const MqaLogits& args, const Truth& truth, std::string_view arithmetic, double calc_limit = 5e-6);
 Report compare_scores(const PagedMqaLogits& args, const Truth& truth, std::string_view arithmetic,
                       double calc_limit = 5e-6);
 
-/// args.out.indices against the choice by S_ref. judge_count: random or real data, where more than 1 + 0.5 % of topk a row fails.
+/// args.out.indices against the choice by S_ref. judge_count: random or real data, where more than 1 + 0.5 % of topk
+/// a row fails.
 Report compare_sets(const MqaTopk& args, const Truth& truth, std::string_view arithmetic, bool judge_count = true);
 Report compare_sets(const PagedMqaTopk& args, const Truth& truth, std::string_view arithmetic, bool judge_count = true);
 
@@ -60,8 +64,9 @@ Report compare_selection(const MqaTopk& args, const Tensor& logits, const uint64
 Report compare_selection(const PagedMqaTopk& args, const Tensor& logits, const uint64_t* stats = nullptr);
 Report compare_selection(const MergeTopk& args, const uint64_t* stats = nullptr);
 
-/// truth.ref against scores of q [R,H,D], keys [N,D] (dense) or [B,T,D] (by request and position; [T,D]: one request) and weights
-/// [R,H] before quantisation, bf16, f16 or f32. Limit: 1e-3 (fp8), 0.02 (mxfp4); other formats and real data: printed only.
+/// truth.ref against scores of q [R,H,D], keys [N,D] (dense) or [B,T,D] (by request and position; [T,D]: one request)
+/// and weights [R,H] before quantisation, bf16, f16 or f32. Limit: 1e-3 (fp8), 0.02 (mxfp4); other formats and real
+/// data: printed only.
 struct Unquantised {
   Tensor q, keys, weights;
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// "Exact inputs" (docs/numerics.md): values so small that every score arithmetic of every backend is exact, so that all backends
-// must agree bit for bit, scores and indices. q and k codes are integers from -4 to 4 (they exist in e4m3, e2m1, bf16, f16 and
-// int8; block scales are 1), D <= 128, H <= 128, weights and key scales are signed powers of two between 2^-3 and 2^3: a score
-// is then a multiple of 2^-3 (2^-6 with the key scale) below 2^24 of them.
+// "Exact inputs" (docs/numerics.md): values so small that every score arithmetic of every backend is exact, so that
+// all backends must agree bit for bit, scores and indices. q and k codes are integers from -4 to 4 (they exist in
+// e4m3, e2m1, bf16, f16 and int8; block scales are 1), D <= 128, H <= 128, weights and key scales are signed powers
+// of two between 2^-3 and 2^3: a score is then a multiple of 2^-3 (2^-6 with the key scale) below 2^24 of them.
 #pragma once
 #include <cstdint>
 

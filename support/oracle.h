@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The contract written a second time: which keys a row may see, what they score, which are selected. From the text of
-// docs/numerics.md and API rules alone, sharing no code with the library, and slow. compare.h holds a backend's outputs against it.
-// Everything here reads host memory.
+// docs/numerics.md and API rules alone, sharing no code with the library, and slow. compare.h holds a backend's
+// outputs against it. Everything here reads host memory.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,7 +13,8 @@
 
 namespace topkey::support {
 
-// ---- rows and keys ---------------------------------------------------------------------------------------------------------
+// ---- rows and keys
+// ---------------------------------------------------------------------------------------------------------
 
 /// One query row: its window in 64 bits, its request.
 struct RowRange {
@@ -22,7 +23,8 @@ struct RowRange {
   bool wild_request = false;  ///< the last of these
   int64_t visible() const { return fill_only || end <= start ? 0 : end - start; }
 };
-/// `default_end`: where neither end nor length is given. `tables`: rows of the table that requests index; < 0 = there is none.
+/// `default_end`: where neither end nor length is given. `tables`: rows of the table that requests index; < 0 = there
+/// is none.
 RowRange row_range(const Rows& rows, int64_t row, int64_t default_end, int64_t tables);
 /// The row's own line of a request-wise or row-wise table.
 inline int64_t table_line(bool table_per_row, int64_t row, const RowRange& range) {
@@ -38,7 +40,8 @@ struct KeyBytes {
 std::optional<KeyBytes> key_at(const DenseKeys& keys, int64_t column);
 std::optional<KeyBytes> key_at(const PagedKeys& keys, int64_t line, int64_t position);
 
-// ---- scores ----------------------------------------------------------------------------------------------------------------
+// ---- scores
+// ----------------------------------------------------------------------------------------------------------------
 
 /// Values of codes, one at a time, by formula.
 double e4m3_value(uint8_t code);
@@ -49,8 +52,8 @@ double e8m0_value(uint8_t byte);
 struct Score {
   /// S_ref: doubles in the order of arithmetic `ref`, rounded once to f32, canonical.
   float ref;
-  /// A, which the error bounds multiply. 0 where infinities in q or k decide; infinite where nothing does: an infinite key
-  /// scale on a sum within 2^-6 A of 0, whose sign is rounding's.
+  /// A, which the error bounds multiply. 0 where infinities in q or k decide; infinite where nothing does: an
+  /// infinite key scale on a sum within 2^-6 A of 0, whose sign is rounding's.
   double a;
   /// Roundings that may happen below 2^-126, each of 2^-150: (D * sum |w| + H) * |kscale| + 2.
   double tiny;
@@ -60,7 +63,8 @@ class Scorer {
  public:
   Scorer(const Query& q, KeyFormat format, int64_t head_dim);
   Score score(int64_t row, const KeyBytes& key) const;
-  /// Second formulations, in another order: the sum in long double, and in plain f32 (equal to S_ref for exact inputs only).
+  /// Second formulations, in another order: the sum in long double, and in plain f32 (equal to S_ref for exact inputs
+  /// only).
   long double score_wide(int64_t row, const KeyBytes& key) const { return descending<long double>(row, key); }
   float score_f32_descending(int64_t row, const KeyBytes& key) const { return descending<float>(row, key); }
   int64_t heads() const { return heads_; }
@@ -88,7 +92,8 @@ Truth truth_of(const Query& q, const DenseKeys& keys, const Rows& rows, bool wid
 /// width: the table's width in keys, or rows.max_len where that is less and no start is given.
 Truth truth_of(const Query& q, const PagedKeys& keys, const Rows& rows, bool wide = true);
 
-// ---- selection -------------------------------------------------------------------------------------------------------------
+// ---- selection
+// -------------------------------------------------------------------------------------------------------------
 
 /// Canonical score: -0 as +0, any NaN as 0x7FC00000.
 float canonical(float score);
@@ -115,8 +120,8 @@ struct RowAnswer {
   bool scored = false;          ///< more live keys than topk, or scores needed
   bool tied_cut = false;        ///< the topk-th and the next key are both unforced and score alike
 };
-/// `logits` of the search forms: what mqa_logits (without mask) or paged_mqa_logits gave, f32 [R, >= width]; NULL data where no
-/// live key needs scoring.
+/// `logits` of the search forms: what mqa_logits (without mask) or paged_mqa_logits gave, f32 [R, >= width]; NULL
+/// data where no live key needs scoring.
 RowQuestion question(const Topk& args, int64_t row);
 RowQuestion question(const SelectBlocks& args, int64_t row);
 RowQuestion question(const MqaTopk& args, const Tensor& logits, int64_t row);

@@ -34,7 +34,8 @@ bool candidate_ranges(const Admit& admit, int64_t row, int64_t visible,
   return true;
 }
 
-/// Calls per readable, admitted key. `read(relative, &score)`: false if it is hidden; `readable` bounds where it may be asked.
+/// Calls per readable, admitted key. `read(relative, &score)`: false if it is hidden; `readable` bounds where it may
+/// be asked.
 struct Readable {
   int64_t first, last;  ///< relative positions that some memory stands behind; all others are wild
 };

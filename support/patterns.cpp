@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Score patterns. Each is written for the fault it provokes: plateaus and ties for buckets that overflow, sorted rows for heaps and
-// thresholds that never settle, decoys for guesses from a sample, bit patterns for kernels that order floats by their bits.
+// Score patterns. Each is written for the fault it provokes: plateaus and ties for buckets that overflow, sorted rows
+// for heaps and thresholds that never settle, decoys for guesses from a sample, bit patterns for kernels that order
+// floats by their bits.
 #include "support/patterns.h"
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Seeded test data: a random generator with the same numbers under every standard library, and the named patterns of scores that
-// have broken public top-k kernels. Tests, the command line (`make-trace`, `check --random`), benchmarks and fuzzers share them.
+// Seeded test data: a random generator with the same numbers under every standard library, and the named patterns of
+// scores that have broken public top-k kernels. Tests, the command line (`make-trace`, `check --random`), benchmarks
+// and fuzzers share them.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -10,7 +11,8 @@
 
 namespace topkey::support {
 
-/// xoshiro256** seeded by splitmix64. std::normal_distribution and friends give other numbers under other libraries; this does not.
+/// xoshiro256** seeded by splitmix64. std::normal_distribution and friends give other numbers under other libraries;
+/// this does not.
 class Random {
  public:
   explicit Random(uint64_t seed) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// From a ProblemSpec to tensors: requests and rows, windows, packed keys (dense or in pages), tables; and the argument structs.
+// From a ProblemSpec to tensors: requests and rows, windows, packed keys (dense or in pages), tables; and the
+// argument structs.
 #include "support/problem.h"
 
 #include <algorithm>

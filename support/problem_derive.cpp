@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Problems made from problems: the same question asked another way (dense for paged, one shard of it, a few of its rows, more
-// heads of weight 0), whose answers must agree.
+// Problems made from problems: the same question asked another way (dense for paged, one shard of it, a few of its
+// rows, more heads of weight 0), whose answers must agree.
 #include <algorithm>
 #include <cstring>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// One name for running any operation, by the type of its arguments, with the workspace it asks for: exactly sized, 256-byte
-// aligned, filled with rubbish and followed by canaries. Throws topkey::Error as the operation does, and std::logic_error when the
-// operation wrote past its workspace.
+// One name for running any operation, by the type of its arguments, with the workspace it asks for: exactly sized,
+// 256-byte aligned, filled with rubbish and followed by canaries. Throws topkey::Error as the operation does, and
+// std::logic_error when the operation wrote past its workspace.
 #pragma once
 #include <cstring>
 #include <memory>

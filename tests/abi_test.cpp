@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The C border at work: struct_size, null pointers, last_error and last_status per thread, versions, backends, and a C11
-// translation unit (abi_c.c). Its layout is held by abi_layout_test.cpp.
+// The C border at work: struct_size, null pointers, last_error and last_status per thread, versions, backends, and a
+// C11 translation unit (abi_c.c). Its layout is held by abi_layout_test.cpp.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The judges judged: every comparison of support/compare.h must fail when its kind of fault is put into right outputs; exact inputs must
-// be exact in f32; patterns must be what their names say, the same on every machine.
+// The judges judged: every comparison of support/compare.h must fail when its kind of fault is put into right
+// outputs; exact inputs must be exact in f32; patterns must be what their names say, the same on every machine.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -176,7 +176,8 @@ TEST(CompareUnquantised, Fp8IsCloseAndRubbishIsNot) {
   }
 }
 
-/// The promise of exact.h: plain f32 arithmetic in another order, fused or not, gives the bits of S_ref, on every pattern and format.
+/// The promise of exact.h: plain f32 arithmetic in another order, fused or not, gives the bits of S_ref, on every
+/// pattern and format.
 TEST(ExactInputs, AreExactInF32) {
   int64_t compared = 0;
   for (const Pairing& pairing : all_pairings()) {

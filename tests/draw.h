@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Random choices of the RapidCheck properties that several stage tests share: problems, admission, outputs. Numbers that shrink are
-// drawn by RapidCheck; bulk data comes from a seed that it draws.
+// Random choices of the RapidCheck properties that several stage tests share: problems, admission, outputs. Numbers
+// that shrink are drawn by RapidCheck; bulk data comes from a seed that it draws.
 #pragma once
 #include "support/patterns.h"
 #include "tests/testing.h"
 
 namespace topkey::testing {
 
-/// Formats with the dtypes of q that go with them: fp8, mxfp4, and every pairing of bf16, f16, f32 q with bf16, f16, f32, q8_0 keys.
+/// Formats with the dtypes of q that go with them: fp8, mxfp4, and every pairing of bf16, f16, f32 q with bf16, f16,
+/// f32, q8_0 keys.
 struct Pairing {
   KeyFormat format;
   DType q;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The layer: one step of mixed requests equals store_k and paged_mqa_topk apart, and the oracle; what of the buffer is cleared and what is
-// never touched (CASES B26, B27); candidate roles; its workspace; and that a step that is refused has written nothing at all.
+// The layer: one step of mixed requests equals store_k and paged_mqa_topk apart, and the oracle; what of the buffer
+// is cleared and what is never touched (CASES B26, B27); candidate roles; its workspace; and that a step that is
+// refused has written nothing at all.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -15,8 +16,9 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 Bytes bytes_of(const Array& a) { return {a.as<uint8_t>(), a.as<uint8_t>() + a.bytes()}; }
 
-/// Requests of `lens` key rows with `rows[b]` query rows each, the newest tokens; `padded` rows behind them; pages of 16. The last rows[b]
-/// keys of each request are not in the cache but in `k`, as ready codes, and their places hold NaN.
+/// Requests of `lens` key rows with `rows[b]` query rows each, the newest tokens; `padded` rows behind them; pages of
+/// 16. The last rows[b] keys of each request are not in the cache but in `k`, as ready codes, and their places hold
+/// NaN.
 struct Step {
   Problem p;
   Array k, k_scales, slots, request, end;
@@ -311,8 +313,8 @@ TEST_P(Indexer, BatchWithoutWork) {
   }
 }
 
-/// CASES B27: 4 decode rows, padded to 6, in front of prefill rows that are answered already; then ragged decodes; then more lengths than
-/// requests.
+/// CASES B27: 4 decode rows, padded to 6, in front of prefill rows that are answered already; then ragged decodes;
+/// then more lengths than requests.
 TEST_P(Indexer, PaddedDecodeRowsLeavePrefillRowsAlone) {
   Shape shape;
   shape.lens = {70, 33, 45}, shape.rows = {1, 2, 1}, shape.padded = 0, shape.decode_rows = 4;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Memory of a call, for every operation: a workspace smaller than the query says is refused; backend `cpu` allocates nothing from the
-// second call on, on any threads; the search's workspace stays under 64 MiB (CASES B50) and never shrinks when a size grows.
+// Memory of a call, for every operation: a workspace smaller than the query says is refused; backend `cpu` allocates
+// nothing from the second call on, on any threads; the search's workspace stays under 64 MiB (CASES B50) and never
+// shrinks when a size grows.
 #include "tests/work.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

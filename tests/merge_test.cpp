@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `merge`: for any partition of the keys, with ties, NaNs, infinities and empty parts, merging the parts' selections equals
-// selecting on the whole, in every order, fill and output.
+// Stage `merge`: for any partition of the keys, with ties, NaNs, infinities and empty parts, merging the parts'
+// selections equals selecting on the whole, in every order, fill and output.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `plan`, run: chunks of a plan on bounds 1, 1.5 and 8 times the truth, through gather_k and mqa_topk with the true lengths, give the
-// bits of one paged_mqa_topk. The plans themselves are in plan_test.cpp.
+// Stage `plan`, run: chunks of a plan on bounds 1, 1.5 and 8 times the truth, through gather_k and mqa_topk with the
+// true lengths, give the bits of one paged_mqa_topk. The plans themselves are in plan_test.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -17,7 +17,8 @@ Tensor from_row(Tensor t, int64_t first, int64_t count) {
   return t;
 }
 
-/// Gathers the keys of a chunk, unless they are still there, and answers its rows; every number of the device is the true one.
+/// Gathers the keys of a chunk, unless they are still there, and answers its rows; every number of the device is the
+/// true one.
 void run_chunk(const Problem& p, const PrefillChunk& c, const DenseKeys& gathered, int32_t topk, const Selection& out,
                const Exec& exec) {
   std::vector<int32_t> indptr{0}, starts, ends;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `plan`: the golden values of REFERENCE A.9 and A.10, the split rules of 9.1, row shards of 11, the planner's part of CASES B39, and
-// what every plan must keep. That plans on bounds too high change no answer is in plan_run_test.cpp.
+// Stage `plan`: the golden values of REFERENCE A.9 and A.10, the split rules of 9.1, row shards of 11, the planner's
+// part of CASES B39, and what every plan must keep. That plans on bounds too high change no answer is in
+// plan_run_test.cpp.
 #include <algorithm>
 #include <numeric>
 
@@ -47,7 +48,8 @@ using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 
 // ---- chunks --------------------------------------------------------------------------------------------------------
 
-/// The 650 rows of A.9 are too few for request 3, which the reference gathers all the same; here 1000 do, with the same cuts.
+/// The 650 rows of A.9 are too few for request 3, which the reference gathers all the same; here 1000 do, with the
+/// same cuts.
 TEST(Plan, PrefillChunksOfReferenceA9) {
   const Batch batch{{10, 20, 30, 400}, {100, 200, 300, 1000}};
   PlanStep step = batch.step();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `score`: mqa_logits and paged_mqa_logits of every usable backend against the oracle (support/oracle.h): within the backend's
-// bound on random inputs, bit for bit on exact ones; which cells are written; which bytes must not matter.
+// Stage `score`: mqa_logits and paged_mqa_logits of every usable backend against the oracle (support/oracle.h):
+// within the backend's bound on random inputs, bit for bit on exact ones; which cells are written; which bytes must
+// not matter.
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -114,7 +115,8 @@ struct Paging {
   int64_t stride;  // 0 = tight
 };
 
-/// Page sizes and strides, tight, padded and unaligned to 16, non-zero storage offset, both layouts: scores of the gathered keys.
+/// Page sizes and strides, tight, padded and unaligned to 16, non-zero storage offset, both layouts: scores of the
+/// gathered keys.
 TEST(Score, PagesOfAnySizeAndStride) {
   Tally tally("paged_mqa_logits, pages");
   const Paging fp8_128[] = {{1, 132}, {1, 136}, {2, 268}, {64, 8448},  {64, 8452},
@@ -272,7 +274,8 @@ TEST(Score, ByHand) {
   }
 }
 
-/// d and h ascend, each from +0: 2^60 - 2^60 + 1 is 1 in that order and 0 in the other. Tensor cores add groups in their own order.
+/// d and h ascend, each from +0: 2^60 - 2^60 + 1 is 1 in that order and 0 in the other. Tensor cores add groups in
+/// their own order.
 TEST(Score, DimsAndHeadsAddInOrder) {
   Tally tally("mqa_logits, order of sums");
   const float big = 0x1p60F;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `search` where things go wrong or apart: wild page ids, requests and lengths are not live and counted, `strict` raises before
-// anything is written, and the selections of shards merge to that of the whole.
+// Stage `search` where things go wrong or apart: wild page ids, requests and lengths are not live and counted,
+// `strict` raises before anything is written, and the selections of shards merge to that of the whole.
 #include <algorithm>
 #include <cstring>
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `search`, the product: fused equals unfused bit for bit with every option, exact inputs give every backend the oracle's answer,
-// paged equals dense over the gathered keys. Shards, wild values and `strict` are in search_faults_test.cpp.
+// Stage `search`, the product: fused equals unfused bit for bit with every option, exact inputs give every backend
+// the oracle's answer, paged equals dense over the gathered keys. Shards, wild values and `strict` are in
+// search_faults_test.cpp.
 #include <algorithm>
 #include <cstring>
 #include <numeric>

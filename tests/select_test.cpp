@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `select`: topk and select_blocks against a full sort (support/oracle.h), on every pattern, with every option of windows,
-// admission, order, fill and outputs, drawn by RapidCheck; then the fixed promises: prefixes, large topk, nothing to do.
+// Stage `select`: topk and select_blocks against a full sort (support/oracle.h), on every pattern, with every option
+// of windows, admission, order, fill and outputs, drawn by RapidCheck; then the fixed promises: prefixes, large topk,
+// nothing to do.
 #include <algorithm>
 #include <limits>
 

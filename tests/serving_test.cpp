@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The serving test: 200 steps of a random serving day through quantize_q, plan_step, expand_rows and SparseAttnIndexer. Requests arrive,
-// are prefilled in chunks, decode with drafts that are partly rejected, are preempted and give their pages to others, finish. Every answer
-// equals one computed from scratch: all keys of the request quantised anew into one matrix, and mqa_topk of the same backend over it.
-// A new feature joins by a field of Geometry.
+// The serving test: 200 steps of a random serving day through quantize_q, plan_step, expand_rows and
+// SparseAttnIndexer. Requests arrive, are prefilled in chunks, decode with drafts that are partly rejected, are
+// preempted and give their pages to others, finish. Every answer equals one computed from scratch: all keys of the
+// request quantised anew into one matrix, and mqa_topk of the same backend over it. A new feature joins by a field of
+// Geometry.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -31,7 +32,8 @@ struct Geometry {
   int64_t max_pages() const { return (max_tokens / ratio + page_size - 1) / page_size; }
 };
 
-/// One request's life. Its token vectors are drawn once and kept: what a preempted request must store again is the same.
+/// One request's life. Its token vectors are drawn once and kept: what a preempted request must store again is the
+/// same.
 struct Request {
   uint64_t id = 0;
   int64_t prompt = 0, finish = 0;  ///< tokens at which it decodes, and is done

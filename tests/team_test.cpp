@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Threads of a call, for every operation: the caller's team, OpenMP and one thread give the same bits and statistics; a caller's team starts no
-// thread; errors reach every member that they should. The layer likewise.
+// Threads of a call, for every operation: the caller's team, OpenMP and one thread give the same bits and statistics;
+// a caller's team starts no thread; errors reach every member that they should. The layer likewise.
 #include <dirent.h>
 
 #include "tests/work.h"
@@ -83,7 +83,8 @@ TEST(Team, EqualsOpenMpThreadsBitForBit) {
   }
 }
 
-/// In the workspace that is asked for, which does not depend on the threads; more of them than it has room for are idle.
+/// In the workspace that is asked for, which does not depend on the threads; more of them than it has room for are
+/// idle.
 TEST(Team, AnyNumberOfThreadsFitsTheWorkspace) {
   for (const std::string& backend : host_backends()) {
     for (const Work& w : all_work()) {
@@ -100,7 +101,8 @@ struct LayerRun {
   std::vector<uint8_t> buffer, cache;
 };
 
-/// One step: long rows with keys to store; or short rows without, which are answered before the search's first barrier. 0 members: no team.
+/// One step: long rows with keys to store; or short rows without, which are answered before the search's first
+/// barrier. 0 members: no team.
 LayerRun run_layer(const std::string& backend, bool stores, int32_t members) {
   ProblemSpec spec;
   spec.paged = true, spec.requests = 3, spec.rows = stores ? 40 : 300, spec.keys = stores ? 900 : 40;

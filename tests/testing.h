@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What all stage tests share: the backends to run, a tally of what ran (a test that ran nothing fails), guarded outputs, RapidCheck
-// properties with a fixed seed, GoogleTest assertions over support's reports.
+// What all stage tests share: the backends to run, a tally of what ran (a test that ran nothing fails), guarded
+// outputs, RapidCheck properties with a fixed seed, GoogleTest assertions over support's reports.
 #pragma once
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -29,7 +29,8 @@ std::vector<std::string> host_backends();
 /// An Exec for `backend`; stats may be null.
 Exec on(const std::string& backend, uint64_t* stats = nullptr);
 
-/// Counts what ran and what a backend refuses (`*_unsupported`), prints both at its end, and fails the test if nothing ran.
+/// Counts what ran and what a backend refuses (`*_unsupported`), prints both at its end, and fails the test if
+/// nothing ran.
 class Tally {
  public:
   explicit Tally(std::string what) : what_(std::move(what)) {}
@@ -101,8 +102,8 @@ struct Logits {
   Tensor view() const { return memory.view(); }
 };
 
-/// Runs a RapidCheck property `cases` times from a fixed seed, so that CI is repeatable; a counterexample fails the test. RC_PARAMS
-/// (RapidCheck's own variable, e.g. "seed=7 max_success=5000") overrides both.
+/// Runs a RapidCheck property `cases` times from a fixed seed, so that CI is repeatable; a counterexample fails the
+/// test. RC_PARAMS (RapidCheck's own variable, e.g. "seed=7 max_success=5000") overrides both.
 template <class Testable>
 void property(const std::string& description, int cases, Testable&& testable) {
   rc::detail::TestMetadata metadata;
@@ -119,7 +120,8 @@ void property(const std::string& description, int cases, Testable&& testable) {
   ADD_FAILURE() << description << "\n" << text.str();
 }
 
-/// lo <= result <= hi, drawn inside a property; uniform at once (inRange alone grows with RapidCheck's size); shrinks towards lo.
+/// lo <= result <= hi, drawn inside a property; uniform at once (inRange alone grows with RapidCheck's size); shrinks
+/// towards lo.
 inline int64_t draw(int64_t lo, int64_t hi) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<int64_t>(lo, hi + 1));
 }

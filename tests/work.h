@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// One call of each operation, large enough that several threads are worth it, with the memory it points to; and the caller's own threads to
-// run it on. What the tests of threads (team_test.cpp) and of memory (memory_test.cpp) share.
+// One call of each operation, large enough that several threads are worth it, with the memory it points to; and the
+// caller's own threads to run it on. What the tests of threads (team_test.cpp) and of memory (memory_test.cpp) share.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The smallest whole call: one query row, six keys as an f32 matrix, the three best positions. README.md shows this file.
+// The smallest whole call: one query row, six keys as an f32 matrix, the three best positions. README.md shows this
+// file.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

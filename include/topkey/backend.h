@@ -28,19 +28,20 @@ inline std::vector<BackendInfo> backends() {
   return list;
 }
 
-/// "fp8/cuda.sm90/1": changes exactly when score bits of that backend and format may change; traces and bench files carry it. Null for
-/// a backend that is not in this build.
+/// "fp8/cuda.sm90/1": changes exactly when score bits of that backend and format may change; traces and bench files
+/// carry it. Null for a backend that is not in this build.
 inline const char* numerics_version(const char* backend, KeyFormat format) {
   return topkey_numerics_version(backend, static_cast<int32_t>(format));
 }
 
-/// Name of the score arithmetic (docs/numerics.md) that `backend` uses for keys of `format` and queries of `q`; null if it cannot.
+/// Name of the score arithmetic (docs/numerics.md) that `backend` uses for keys of `format` and queries of `q`; null
+/// if it cannot.
 inline const char* arithmetic(const char* backend, KeyFormat format, DType q) {
   return topkey_arithmetic(backend, static_cast<int32_t>(format), static_cast<int32_t>(q));
 }
 
-/// Loads every kernel of the device now, so that the very first call may be a captured one. May allocate; call once at start. A
-/// device without a usable backend throws `unsupported`.
+/// Loads every kernel of the device now, so that the very first call may be a captured one. May allocate; call once
+/// at start. A device without a usable backend throws `unsupported`.
 inline void prepare(Device device, int32_t device_id = 0) {
   border::check(topkey_prepare(static_cast<int32_t>(device), device_id));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The one exception of the C++ interface. Wrong arguments throw before anything is written: outputs, statistics, the current
-// device and an open graph capture are untouched. The library never prints, exits or aborts.
+// The one exception of the C++ interface. Wrong arguments throw before anything is written: outputs, statistics, the
+// current device and an open graph capture are untouched. The library never prints, exits or aborts.
 #pragma once
 #include <cstdint>
 #include <stdexcept>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Key formats and where their bytes lie: the only place that knows bytes per key, scale groups and page layout; and the names of
-// the quantisation rules. docs/formats.md draws the layouts; the cache is byte-compatible with the engines' (docs there).
+// Key formats and where their bytes lie: the only place that knows bytes per key, scale groups and page layout; and
+// the names of the quantisation rules. docs/formats.md draws the layouts; the cache is byte-compatible with the
+// engines' (docs there).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace topkey {
 
-/// fp8: e4m3fn, one f32 scale a row. mxfp4: e2m1 pairs (low nibble = even d), a ue8m0 byte per 32. bf16, f16, f32: plain values.
-/// q8_0: ggml blocks of 34 bytes, an f16 scale and 32 int8.
+/// fp8: e4m3fn, one f32 scale a row. mxfp4: e2m1 pairs (low nibble = even d), a ue8m0 byte per 32. bf16, f16, f32:
+/// plain values. q8_0: ggml blocks of 34 bytes, an f16 scale and 32 int8.
 enum class KeyFormat : int32_t { fp8, mxfp4, bf16, f16, f32, q8_0 };
 /// planar: a page's values, then its scales (the engines' layout). interleaved: row by row, each followed by its scale.
 enum class Layout : int32_t { planar, interleaved };
@@ -70,8 +71,9 @@ constexpr PageLayout page_layout(KeyFormat format, Layout layout, int64_t page_s
                                   : PageLayout{v, g, v + g, v + g, v, page_size * (v + g)};
 }
 
-/// How a vector becomes codes, one rule per producer found in engines (docs/formats.md has floor, scale, division and rounding of
-/// each). automatic: v32_key, v32_query, mxfp4 or q8_0 by operation and format; bf16 and f16 keys are rounded to nearest even.
+/// How a vector becomes codes, one rule per producer found in engines (docs/formats.md has floor, scale, division and
+/// rounding of each). automatic: v32_key, v32_query, mxfp4 or q8_0 by operation and format; bf16 and f16 keys are
+/// rounded to nearest even.
 enum class QuantRule : int32_t {
   automatic,
   v32_key,
@@ -89,14 +91,14 @@ enum class ScaleRule : int32_t { ue8m0, f32 };
 
 /// Keys as a matrix, one row a key.
 struct DenseKeys {
-  Tensor
-      values;  ///< fp8: f8_e4m3fn|u8 [N,D]; bf16, f16, f32: [N,D] of that dtype; mxfp4: u8 [N,D/2]; q8_0: u8 [N,D/32*34]; unit
+  /// fp8: f8_e4m3fn|u8 [N,D]; bf16, f16, f32: [N,D] of that dtype; mxfp4: u8 [N,D/2]; q8_0: u8 [N,D/32*34]; unit
+  Tensor values;
   Tensor scales;  ///< fp8: f32 [N]; mxfp4: u8|e8m0 [N,D/32] or i32 [N]; else absent
   KeyFormat format;
 };
 
-/// The cache as engines allocate it: u8 [P, bytes]; page p is at p * stride[0] bytes, which may exceed the page (shared pools).
-/// The base and stride[0] must be multiples of 4 bytes.
+/// The cache as engines allocate it: u8 [P, bytes]; page p is at p * stride[0] bytes, which may exceed the page
+/// (shared pools). The base and stride[0] must be multiples of 4 bytes.
 struct KeyCache {
   Tensor pages;
   KeyFormat format;
@@ -127,7 +129,8 @@ struct Shard {
   }
 };
 
-/// Keys behind a page table. With a shard, Rows count this rank's own keys (local positions) and every output position is global.
+/// Keys behind a page table. With a shard, Rows count this rank's own keys (local positions) and every output
+/// position is global.
 struct PagedKeys {
   KeyCache cache;
   Shard shard;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The layer: a configuration and one step. Insert, search, shared output buffer, in the engines' order. No memory of its own, const,
-// re-entrant; on a GPU capturable.
+// The layer: a configuration and one step. Insert, search, shared output buffer, in the engines' order. No memory of
+// its own, const, re-entrant; on a GPU capturable.
 #pragma once
 #include "topkey/cache.h"
 #include "topkey/search.h"
@@ -65,9 +65,9 @@ class SparseAttnIndexer {
     return bytes;
   }
 
-  /// In this order: unless `cleared`, all columns of rows [0, rows.count) of the index and slot buffers become -1; keys are stored; every row
-  /// is answered. Throws before anything is written. (strict checks
-  /// both stages first; a position that only the new keys select and that slot_map lacks may still raise after the store.)
+  /// In this order: unless `cleared`, all columns of rows [0, rows.count) of the index and slot buffers become -1;
+  /// keys are stored; every row is answered. Throws before anything is written. (strict checks both stages first; a
+  /// position that only the new keys select and that slot_map lacks may still raise after the store.)
   void forward(const IndexerStep& step, const Exec& exec) const {
     const auto c_config = border::to_c<topkey_indexer_config>(config_);
     const auto c_step = border::to_c<topkey_indexer_step>(step);

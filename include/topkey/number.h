@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Scalar number formats, one value at a time, by bits: what e4m3fn, bf16, f16, ue8m0 and e2m1 mean and how f32 is rounded to them
-// (nearest even). Shared by every backend, by tools and by callers who decode a cache by hand; kernels have faster forms of their
-// own, checked against these. docs/formats.md has the tables.
+// Scalar number formats, one value at a time, by bits: what e4m3fn, bf16, f16, ue8m0 and e2m1 mean and how f32 is
+// rounded to them (nearest even). Shared by every backend, by tools and by callers who decode a cache by hand;
+// kernels have faster forms of their own, checked against these. docs/formats.md has the tables.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -53,7 +53,8 @@ inline uint32_t round_magnitude(float x, int mantissa, int bias) noexcept {
   const uint32_t rest = significand & ((uint32_t{1} << shift) - 1);
   const uint32_t half = uint32_t{1} << (shift - 1);
   if (rest > half || (rest == half && (kept & 1u))) ++kept;
-  // A normal keeps its hidden bit in `kept`; adding (biased exponent - 1) << mantissa makes a carry run into the exponent.
+  // A normal keeps its hidden bit in `kept`; adding (biased exponent - 1) << mantissa makes a carry run into the
+  // exponent.
   const int biased = exponent < smallest ? 0 : exponent + bias - 1;
   return kept + (static_cast<uint32_t>(biased) << mantissa);
 }
@@ -101,7 +102,8 @@ inline float e8m0_to_float(uint8_t byte) noexcept {
   return byte == 255 ? canonical_nan() : exp2_int(static_cast<int>(byte) - 127);
 }
 
-/// e2m1: codes 0..7 = 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign. Nearest even on the code, saturating; sign of zero kept.
+/// e2m1: codes 0..7 = 0, 0.5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign. Nearest even on the code, saturating; sign of
+/// zero kept.
 inline float e2m1_to_float(uint8_t code) noexcept {
   return float_of(static_cast<uint32_t>(code & 8u) << 28 | bits_of(number::magnitude_value(code & 7u, 1, 1)));
 }

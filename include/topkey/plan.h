@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// `plan`: host work before a step, from upper bounds on lengths: which requests decode and which prefill, chunks under a memory budget, row
-// shards, maxima. Pure functions, no backend. Nothing here may change a result when a bound is too high: a plan says how the work is
-// cut, the device lengths say what it is. The fused search needs no chunks; they are for callers who gather keys or form logits.
+// `plan`: host work before a step, from upper bounds on lengths: which requests decode and which prefill, chunks
+// under a memory budget, row shards, maxima. Pure functions, no backend. Nothing here may change a result when a
+// bound is too high: a plan says how the work is cut, the device lengths say what it is. The fused search needs no
+// chunks; they are for callers who gather keys or form logits.
 #pragma once
 #include <string>
 #include <vector>
@@ -18,7 +19,8 @@ struct Range {
   int64_t first, last;
 };
 
-/// A prefill chunk: consecutive requests whose keys are gathered together, and the query rows that are answered from them.
+/// A prefill chunk: consecutive requests whose keys are gathered together, and the query rows that are answered from
+/// them.
 struct PrefillChunk {
   int64_t first_request, last_request;  ///< [first, last) of the step's requests
   int64_t first_row, last_row;          ///< [first, last) of the step's rows
@@ -93,14 +95,14 @@ inline std::vector<PrefillChunk> chunks_of(const topkey_plan_step_args& args) {
 }
 }  // namespace border
 
-/// Prefill requests greedily joined while their keys fit gather_rows and rows x keys fit the logits budget; a request that does not fit alone
-/// is split on its rows. Chunks without keys are dropped: their rows have nothing to select.
+/// Prefill requests greedily joined while their keys fit gather_rows and rows x keys fit the logits budget; a request
+/// that does not fit alone is split on its rows. Chunks without keys are dropped: their rows have nothing to select.
 inline std::vector<PrefillChunk> prefill_chunks(const PlanStep& step) {
   return border::chunks_of(border::to_c<topkey_plan_step_args>(step));
 }
 
-/// Splits `rows` decode rows so that a slice's bf16 logits (rows * width * 2 bytes) fit `budget`: slices in units of 16 rows, the larger ones
-/// first. Empty = no split is needed (or budget 0). budget < 0 or under 16 rows throws.
+/// Splits `rows` decode rows so that a slice's bf16 logits (rows * width * 2 bytes) fit `budget`: slices in units of
+/// 16 rows, the larger ones first. Empty = no split is needed (or budget 0). budget < 0 or under 16 rows throws.
 inline std::vector<Range> decode_chunks(int64_t rows, int64_t width, int64_t budget) {
   std::vector<topkey_range> twins(
       static_cast<size_t>(border::counted(topkey_decode_chunks(rows, width, budget, nullptr, 0))));
@@ -110,8 +112,8 @@ inline std::vector<Range> decode_chunks(int64_t rows, int64_t width, int64_t bud
   return ranges;
 }
 
-/// The whole plan of a step. Row shards: contiguous slices of the prefill rows with equal shares of their cost (key rows seen), each at
-/// least one row.
+/// The whole plan of a step. Row shards: contiguous slices of the prefill rows with equal shares of their cost (key
+/// rows seen), each at least one row.
 inline StepPlan plan_step(const PlanStep& step) {
   const auto args = border::to_c<topkey_plan_step_args>(step);
   std::vector<int64_t> sizes(static_cast<size_t>(step.row_shards > 1 ? step.row_shards : 0));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `score`: scores as a matrix, for callers who want it. The product is `search`, which never forms it.
-// fp8: S[m,n] = (sum_h weights[m,h] * max(0, sum_d q[m,h,d] * k[n,d])) * kscale[n]; other formats likewise without the outer scale.
-// Each backend's arithmetic is named, fixed and bounded (docs/numerics.md).
+// fp8: S[m,n] = (sum_h weights[m,h] * max(0, sum_d q[m,h,d] * k[n,d])) * kscale[n]; other formats likewise without
+// the outer scale. Each backend's arithmetic is named, fixed and bounded (docs/numerics.md).
 #pragma once
 #include "topkey/format.h"
 #include "topkey/rows.h"
@@ -16,9 +16,10 @@ struct Query {
   Tensor weights;  ///< f32|bf16 [R,H]; D^-0.5, H^-0.5 and the fp8 q scale folded in
 };
 
-/// Dense keys [N,...]: logits f32|bf16 [R,>=N], unit; column n = key n. Only columns inside [start, end) are written, unless `clean`:
-/// then -inf outside it in all N columns. A visible key that is not live gets -inf. mask as in Admit. bf16 logits are the f32
-/// score rounded to nearest even. Logits must not overlap inputs. Cost: one read of the keys, 2*R*N*H*D FLOP, R*N written.
+/// Dense keys [N,...]: logits f32|bf16 [R,>=N], unit; column n = key n. Only columns inside [start, end) are written,
+/// unless `clean`: then -inf outside it in all N columns. A visible key that is not live gets -inf. mask as in Admit.
+/// bf16 logits are the f32 score rounded to nearest even. Logits must not overlap inputs. Cost: one read of the keys,
+/// 2*R*N*H*D FLOP, R*N written.
 struct MqaLogits {
   uint32_t struct_size;
   Query q;
@@ -30,8 +31,9 @@ struct MqaLogits {
 };
 TOPKEY_OP(mqa_logits, MqaLogits)
 
-/// Paged keys: column = position in the request (local under a shard); logits [R, >= max_len], where max_len absent = the table's
-/// width in keys; with rows.start it must be [R, >= the table's width in keys]. clean: -inf outside the window in all columns below max_len.
+/// Paged keys: column = position in the request (local under a shard); logits [R, >= max_len], where max_len absent =
+/// the table's width in keys; with rows.start it must be [R, >= the table's width in keys]. clean: -inf outside the
+/// window in all columns below max_len.
 struct PagedMqaLogits {
   uint32_t struct_size;
   Query q;

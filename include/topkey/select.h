@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `select`: the k best of given scores, exactly, under one order: forced keys first, then score descending, then position
-// ascending; -0 equals +0; every NaN alike and below -inf. The answer is the first min(topk, live) keys in that order.
-// A key is *visible* inside its row's window, *admitted* if candidates and mask let it, *live* if also readable.
+// Stage `select`: the k best of given scores, exactly, under one order: forced keys first, then score descending,
+// then position ascending; -0 equals +0; every NaN alike and below -inf. The answer is the first min(topk, live) keys
+// in that order. A key is *visible* inside its row's window, *admitted* if candidates and mask let it, *live* if also
+// readable.
 #pragma once
 #include "topkey/rows.h"
 #include "topkey/types.h"
 
 namespace topkey {
 
-/// Order of the valid entries. position: ascending. score: the order of the selection itself, so that the answer for a smaller topk is
-/// a prefix. any: the same set in whatever order the backend has it; no faster so far, so all backends give position.
+/// Order of the valid entries. position: ascending. score: the order of the selection itself, so that the answer for
+/// a smaller topk is a prefix. any: the same set in whatever order the backend has it; no faster so far, so all
+/// backends give position.
 enum class Order : int32_t { position, score, any };
-/// Unused trailing slots: -1, the row's first entry again (-1 where there is none), or fill_value. Scores there are -inf.
+/// Unused trailing slots: -1, the row's first entry again (-1 where there is none), or fill_value. Scores there are
+/// -inf.
 enum class Fill : int32_t { minus_one, repeat, value };
 
 /// Narrows the visible keys; a key not admitted is never returned.
@@ -31,12 +34,13 @@ struct SlotMap {
   int32_t page_size;
 };
 
-/// Outputs, each optional but indices or slots; all written in one pass, row strides free. Columns beyond topk and rows beyond
-/// rows.count are not touched.
+/// Outputs, each optional but indices or slots; all written in one pass, row strides free. Columns beyond topk and
+/// rows beyond rows.count are not touched.
 struct Selection {
   Tensor indices;  ///< i32 [R,>=topk] position - start + index_base[r]; global position under a shard
   Tensor slots;    ///< i32 [R,>=topk] page * page_size + offset by slot_map, same order; -1 where the map has no page.
-      ///< Paged keys: of the key's (local) position; dense keys, given scores: of position - start; merge: of the index.
+      /// < Paged keys: of the key's (local) position; dense keys, given scores: of position - start; merge: of the
+      /// index.
   ///< A request beyond the map gives -1, counted; the row's indices stay
   Tensor scores;       ///< f32 [R,>=topk], same order, canonical; -inf in unused slots. Short rows are then scored too
   Tensor counts;       ///< i32 [R] entries used
@@ -49,8 +53,8 @@ struct Selection {
   int32_t fill_value;
 };
 
-/// Selection on given scores. Where a row's live keys fit topk no score decides anything: they count as scored only if scores,
-/// score order or blocks are asked for.
+/// Selection on given scores. Where a row's live keys fit topk no score decides anything: they count as scored only
+/// if scores, score order or blocks are asked for.
 struct Topk {
   uint32_t struct_size;
   Tensor scores;    ///< f32|bf16|f16 [R,N], unit
@@ -62,8 +66,9 @@ struct Topk {
 };
 TOPKEY_OP(topk, Topk)
 
-/// Best blocks of given scores: a block's score is that of its best live key; a row's newest block is always among them; ties to the
-/// lower block; other blocks without a live key never; ascending ids, unused = -1. Blocks count from the row's start.
+/// Best blocks of given scores: a block's score is that of its best live key; a row's newest block is always among
+/// them; ties to the lower block; other blocks without a live key never; ascending ids, unused = -1. Blocks count
+/// from the row's start.
 struct SelectBlocks {
   uint32_t struct_size;
   Tensor scores;  ///< f32|bf16|f16 [R,N], unit

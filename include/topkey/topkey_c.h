@@ -408,12 +408,15 @@ TOPKEY_DECLARE(merge_topk);
 /* ---- plans (host) and the layer -------------------------------------------------------------------------------------------- */
 /* The chunk functions return how many there are and write at most `capacity` of them; -1 on wrong arguments. row_shard_sizes
  * holds args->row_shards numbers (null where that is under 2). */
-TOPKEY_API int64_t topkey_prefill_chunks(const topkey_plan_step_args* args, topkey_prefill_chunk* chunks, int64_t capacity);
-TOPKEY_API int64_t topkey_decode_chunks(int64_t rows, int64_t width, int64_t budget, topkey_range* ranges, int64_t capacity);
-TOPKEY_API topkey_status topkey_plan_step(const topkey_plan_step_args* args, topkey_step_plan* plan, int64_t* row_shard_sizes);
+TOPKEY_API int64_t topkey_prefill_chunks(const topkey_plan_step_args* args, topkey_prefill_chunk* chunks,
+                                         int64_t capacity);
+TOPKEY_API int64_t topkey_decode_chunks(int64_t rows, int64_t width, int64_t budget, topkey_range* ranges,
+                                        int64_t capacity);
+TOPKEY_API topkey_status topkey_plan_step(const topkey_plan_step_args* args, topkey_step_plan* plan,
+                                          int64_t* row_shard_sizes);
 TOPKEY_API topkey_status topkey_indexer_check(const topkey_indexer_config* config);
-TOPKEY_API size_t topkey_indexer_workspace_bytes(const topkey_indexer_config* config, const topkey_indexer_limits* limits,
-                                                 const topkey_exec* exec);
+TOPKEY_API size_t topkey_indexer_workspace_bytes(const topkey_indexer_config* config,
+                                                 const topkey_indexer_limits* limits, const topkey_exec* exec);
 TOPKEY_API topkey_status topkey_indexer_forward(const topkey_indexer_config* config, const topkey_indexer_step* step,
                                                 const topkey_exec* exec);
 

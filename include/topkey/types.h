@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Tensor (a borrowed view) and Exec (where and how a call runs): the two things every operation takes. Four rules hold everywhere:
+// Tensor (a borrowed view) and Exec (where and how a call runs): the two things every operation takes. Four rules
+// hold everywhere:
 //  1. Zero is the default of every field: write `MqaTopk a{};`, set what you need. A tensor whose data is null is absent.
 //  2. Tensors are borrowed and live on exec.device. Strides count elements; "unit" = last dimension contiguous, every other
 //     stride is free. Packed bytes (fp4 pairs, q8_0 blocks, pages) are u8. Host code never reads tensor contents of a GPU.
@@ -30,7 +31,8 @@ struct Tensor {
   DType dtype;
 };
 
-/// In a call a tensor is there when it has data; an empty one may well have no address: it is there too, with nothing in it.
+/// In a call a tensor is there when it has data; an empty one may well have no address: it is there too, with nothing
+/// in it.
 inline bool present(const Tensor& t) noexcept {
   if (t.data != nullptr) return true;
   bool empty = false;
@@ -38,7 +40,8 @@ inline bool present(const Tensor& t) noexcept {
   return t.dtype != DType::none && empty;
 }
 
-/// A tensor over `data`; row-major strides unless given. More than 4 extents, or as many strides as extents missing: throws.
+/// A tensor over `data`; row-major strides unless given. More than 4 extents, or as many strides as extents missing:
+/// throws.
 inline Tensor tensor(const void* data, DType dtype, std::initializer_list<int64_t> shape,
                      std::initializer_list<int64_t> stride = {}) {
   if (shape.size() > 4 || (stride.size() != 0 && stride.size() != shape.size())) {
@@ -62,8 +65,9 @@ inline Tensor tensor(const void* data, DType dtype, std::initializer_list<int64_
 
 enum class Device : int32_t { cpu, cuda };
 
-/// One of `size` caller threads that all make the same call (ggml's ith of nth). barrier(ctx) returns when all have entered it.
-/// Wrong arguments throw on every member; a failure inside a backend that runs on one thread (`ref`) throws on rank 0 alone.
+/// One of `size` caller threads that all make the same call (ggml's ith of nth). barrier(ctx) returns when all have
+/// entered it. Wrong arguments throw on every member; a failure inside a backend that runs on one thread (`ref`)
+/// throws on rank 0 alone.
 struct Team {
   int32_t rank, size;
   void (*barrier)(void* ctx);
@@ -75,13 +79,13 @@ enum Stat : int32_t {
   kRows,        ///< query rows answered, padding included; key rows of producers and gather_k; capacity of expand_rows
   kScoredKeys,  ///< (row, key) pairs whose score was computed or read
   kRescans,     ///< rows for which a bounded buffer overflowed and the exact way out was taken
-  kSkippedPages,  ///< admitted (row, key) pairs that a wild value made not live (page id outside the cache, position beyond the
-                  ///< table, max_len or the key matrix), rows with a wild request id, gather_k rows and rope
-                  ///< positions likewise
+  /// admitted (row, key) pairs that a wild value made not live (page id outside the cache, position beyond the table,
+  /// max_len or the key matrix), rows with a wild request id, gather_k rows and rope positions likewise
+  kSkippedPages,
   kSkippedSlots,  ///< slots outside the cache that were not written (store_k); positions without a slot
                   ///< (slots output, to_slots, expand_rows)
-  kNanScores,  ///< (row, key) pairs whose score is NaN, of those scored
-  kTiedCuts,   ///< rows whose topk-th and next key have equal scores: another tie rule would answer differently
+  kNanScores,     ///< (row, key) pairs whose score is NaN, of those scored
+  kTiedCuts,      ///< rows whose topk-th and next key have equal scores: another tie rule would answer differently
   kReserved,
   kNumStats
 };
@@ -94,16 +98,17 @@ struct Exec {
   void* stream;     ///< cudaStream_t; the call makes device_id current and restores it
   void* workspace;  ///< 256-byte aligned, any contents, not shared by calls that may overlap
   size_t workspace_bytes;
-  const char*
-      backend;  ///< null = best that can run; else "cuda.sm90", "cpu", ...: fails loudly. TOPKEY_BACKEND sets the default
+  /// null = best that can run; else "cuda.sm90", "cpu", ...: fails loudly. TOPKEY_BACKEND sets the default
+  const char* backend;
   int32_t max_sms, threads;  ///< 0 = all; no bit of a result depends on either
   const Team* team;          ///< CPU: the caller's own threads; null = the library's
   uint64_t* stats;
   uint32_t flags;
-  const char* arithmetic;  ///< null = the backend's own (docs/numerics.md); else its name: fails where the backend has another
-  const char* strategy;    ///< selection strategy, for tests and tuning; null = the backend's choice
-  bool
-      strict;  ///< ref, cpu: wild device values (page ids, slots, request ids, lengths) raise before anything is written
+  /// null = the backend's own (docs/numerics.md); else its name: fails where the backend has another
+  const char* arithmetic;
+  const char* strategy;  ///< selection strategy, for tests and tuning; null = the backend's choice
+  /// ref, cpu: wild device values (page ids, slots, request ids, lengths) raise before anything is written
+  bool strict;
 };
 
 namespace border {
@@ -119,27 +124,28 @@ C to_c(const Cpp& value) noexcept {
 }
 }  // namespace border
 
-/// Declares the three functions of an operation, inline over its C symbols. name(args, exec) runs it; name_workspace_bytes and
-/// name_unsupported read shapes, dtypes and host integers only, so data pointers may be null there: a tensor then counts as
-/// present when its dtype is set. name_workspace_bytes never shrinks when rows, keys, topk or max_len grow; it throws on wrong
-/// arguments. name_unsupported returns null where the operation can run, else the reason (valid until this thread's next call).
-#define TOPKEY_OP(name, Args)                                                          \
-  inline void name(const Args& args, const Exec& exec) {                               \
-    const auto c_args = border::to_c<::topkey_##name##_args>(args);                    \
-    const auto c_exec = border::to_c<::topkey_exec>(exec);                             \
-    border::check(::topkey_##name(&c_args, &c_exec));                                  \
-  }                                                                                    \
-  inline size_t name##_workspace_bytes(const Args& args, const Exec& exec) {           \
-    const auto c_args = border::to_c<::topkey_##name##_args>(args);                    \
-    const auto c_exec = border::to_c<::topkey_exec>(exec);                             \
-    const size_t bytes = ::topkey_##name##_workspace_bytes(&c_args, &c_exec);          \
-    if (bytes == SIZE_MAX) border::check(topkey_last_status()); \
-    return bytes;                                                                      \
-  }                                                                                    \
-  inline const char* name##_unsupported(const Args& args, const Exec& exec) {          \
-    const auto c_args = border::to_c<::topkey_##name##_args>(args);                    \
-    const auto c_exec = border::to_c<::topkey_exec>(exec);                             \
-    return ::topkey_##name##_unsupported(&c_args, &c_exec);                            \
+/// Declares the three functions of an operation, inline over its C symbols. name(args, exec) runs it;
+/// name_workspace_bytes and name_unsupported read shapes, dtypes and host integers only, so data pointers may be null
+/// there: a tensor then counts as present when its dtype is set. name_workspace_bytes never shrinks when rows, keys,
+/// topk or max_len grow; it throws on wrong arguments. name_unsupported returns null where the operation can run,
+/// else the reason (valid until this thread's next call).
+#define TOPKEY_OP(name, Args)                                                 \
+  inline void name(const Args& args, const Exec& exec) {                      \
+    const auto c_args = border::to_c<::topkey_##name##_args>(args);           \
+    const auto c_exec = border::to_c<::topkey_exec>(exec);                    \
+    border::check(::topkey_##name(&c_args, &c_exec));                         \
+  }                                                                           \
+  inline size_t name##_workspace_bytes(const Args& args, const Exec& exec) {  \
+    const auto c_args = border::to_c<::topkey_##name##_args>(args);           \
+    const auto c_exec = border::to_c<::topkey_exec>(exec);                    \
+    const size_t bytes = ::topkey_##name##_workspace_bytes(&c_args, &c_exec); \
+    if (bytes == SIZE_MAX) border::check(topkey_last_status());               \
+    return bytes;                                                             \
+  }                                                                           \
+  inline const char* name##_unsupported(const Args& args, const Exec& exec) { \
+    const auto c_args = border::to_c<::topkey_##name##_args>(args);           \
+    const auto c_exec = border::to_c<::topkey_exec>(exec);                    \
+    return ::topkey_##name##_unsupported(&c_args, &c_exec);                   \
   }
 
 }  // namespace topkey

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `cache`: key rows into pages and out of them. Both divide their work by where a row is written, not by where it comes from: of
-// several rows for one place the last wins, whole, as in a loop over all rows, and no two members ever write one row.
+// Stage `cache`: key rows into pages and out of them. Both divide their work by where a row is written, not by where
+// it comes from: of several rows for one place the last wins, whole, as in a loop over all rows, and no two members
+// ever write one row.
 #include "cpu/cache.h"
 
 #include "backend_table.h"
@@ -49,16 +50,19 @@ void copy_pieces(uint8_t* to, int64_t to_step, const uint8_t* from, int64_t from
 /// 20 us of copying, more or less.
 constexpr int64_t kCopyBytes = int64_t{256} * 1024;
 
-// ---- store_k ---------------------------------------------------------------------------------------------------------------
+// ---- store_k
+// ---------------------------------------------------------------------------------------------------------------
 
-/// Which member writes a slot. Sixteen slots share a line of scales, and the golden ratio spreads runs of such groups evenly, whatever
-/// pages they lie in (Fibonacci hashing); cutting the pool into ranges would give all of a batch to one member.
+/// Which member writes a slot. Sixteen slots share a line of scales, and the golden ratio spreads runs of such groups
+/// evenly, whatever pages they lie in (Fibonacci hashing); cutting the pool into ranges would give all of a batch to
+/// one member.
 uint32_t writer_of(int64_t slot, int32_t members) {
   const uint32_t mixed = static_cast<uint32_t>(static_cast<uint64_t>(slot) >> 4) * 0x9E3779B1u;
   return static_cast<uint32_t>((static_cast<uint64_t>(mixed) * static_cast<uint32_t>(members)) >> 32);
 }
 
-/// Calls f(row, place) for each row of slot_mapping that this member writes; returns how many slots lie outside the cache.
+/// Calls f(row, place) for each row of slot_mapping that this member writes; returns how many slots lie outside the
+/// cache.
 template <class F>
 int64_t for_each_stored(const StoreK& a, const PageLayout& layout, const Share& share, const F& f) {
   const KeyCache& cache = a.cache;
@@ -118,7 +122,8 @@ void store_vectors(const StoreK& a, const PageLayout& layout, const Exec& exec) 
   });
 }
 
-// ---- gather_k --------------------------------------------------------------------------------------------------------------
+// ---- gather_k
+// --------------------------------------------------------------------------------------------------------------
 
 /// Rows [first, end) of request b, as far as out reaches.
 struct Span {

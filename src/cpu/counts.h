@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Statistics of one member's share of a call, and the words of `strict`. Members add to exec.stats when their part is done; a strict
-// call is checked before anything is written, by every member alike, so that all of them raise or none does.
+// Statistics of one member's share of a call, and the words of `strict`. Members add to exec.stats when their part is
+// done; a strict call is checked before anything is written, by every member alike, so that all of them raise or none
+// does.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Key bytes to panels. Keys are taken in groups of 8: 16 bytes of each are transposed by interleaving (the same three stages for bytes, halves
-// and words), so that the 8 keys of one d lie side by side, then converted exactly to f32. One conversion per format; done once per
-// tile for all rows and heads.
+// Key bytes to panels. Keys are taken in groups of 8: 16 bytes of each are transposed by interleaving (the same three
+// stages for bytes, halves and words), so that the 8 keys of one d lie side by side, then converted exactly to f32.
+// One conversion per format; done once per tile for all rows and heads.
 #if defined(TOPKEY_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_DECODE_INL_H_
 #undef TOPKEY_CPU_DECODE_INL_H_
@@ -22,7 +22,8 @@ namespace topkey::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// 8 keys x 16 bytes, transposed: out[16 / sizeof(T)][8] of T. True if one of the bytes is an e4m3 NaN code (asked for with kFindNan).
+/// 8 keys x 16 bytes, transposed: out[16 / sizeof(T)][8] of T. True if one of the bytes is an e4m3 NaN code (asked
+/// for with kFindNan).
 template <class T, bool kFindNan>
 HWY_INLINE bool Transpose8(const uint8_t* const* rows, int64_t offset, uint8_t* HWY_RESTRICT out) {
 #if HWY_TARGET == HWY_SCALAR
@@ -66,7 +67,8 @@ HWY_INLINE bool Transpose8(const uint8_t* const* rows, int64_t offset, uint8_t* 
 #endif
 }
 
-/// Converts [count][8] transposed elements to f32 at panel + i * stride. Each functor below is one key format. Vectors of 16 floats take two d at a
+/// Converts [count][8] transposed elements to f32 at panel + i * stride. Each functor below is one key format.
+/// Vectors of 16 floats take two d at a
 /// time: half the widening shuffles, which are what limits this (port 5 of Intel's cores).
 template <class Convert>
 HWY_INLINE void Convert8(const uint8_t* HWY_RESTRICT from, int64_t count, int64_t bytes, const Convert& convert,
@@ -89,7 +91,8 @@ HWY_INLINE void Convert8(const uint8_t* HWY_RESTRICT from, int64_t count, int64_
   }
 }
 
-/// e4m3 by way of f16: the code shifted to f16's fields is the value times 2^-8, subnormals included. NaN codes are mended afterwards.
+/// e4m3 by way of f16: the code shifted to f16's fields is the value times 2^-8, subnormals included. NaN codes are
+/// mended afterwards.
 struct FromE4m3 {
   static constexpr bool kPairs = true;
   template <class D>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The product: dots of kHeadBlock heads with three vectors of keys at a time, ReLU, weights, head sum. Arithmetic `f32`: one FMA chain per
-// (key, head), d ascending; then one FMA chain per key, heads ascending; kscale last. Never split d or heads: the order is the contract.
-// Accumulators are named variables: arrays of vectors do not compile on SVE.
+// The product: dots of kHeadBlock heads with three vectors of keys at a time, ReLU, weights, head sum. Arithmetic
+// `f32`: one FMA chain per (key, head), d ascending; then one FMA chain per key, heads ascending; kscale last. Never
+// split d or heads: the order is the contract. Accumulators are named variables: arrays of vectors do not compile on
+// SVE.
 #if defined(TOPKEY_CPU_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_DOT_INL_H_
 #undef TOPKEY_CPU_DOT_INL_H_
@@ -53,8 +54,8 @@ HWY_INLINE V Relu(V x) {
 HWY_INLINE int64_t ChunkKeys() { return 3 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<float>())); }
 HWY_INLINE int64_t PanelKeys() { return ChunkKeys() < 24 ? 24 : ChunkKeys(); }
 
-/// Adds `heads` of a block's kHeadBlock heads to out[3N]. keys: column of the panel, stride floats from d to d + 1; q [dim][kHeadBlock].
-/// Heads that only pad the last block must not be added: their zero times an infinite key is NaN.
+/// Adds `heads` of a block's kHeadBlock heads to out[3N]. keys: column of the panel, stride floats from d to d + 1; q
+/// [dim][kHeadBlock]. Heads that only pad the last block must not be added: their zero times an infinite key is NaN.
 HWY_INLINE void AddHeads(const float* HWY_RESTRICT keys, int64_t stride, int64_t dim, const float* HWY_RESTRICT q,
                          const float* HWY_RESTRICT weights, int64_t heads, float* HWY_RESTRICT out) {
   const hn::ScalableTag<float> d;

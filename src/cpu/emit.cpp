@@ -21,8 +21,8 @@ void fill_row(const Selection& out, int32_t* cells, int64_t used, int64_t topk) 
   std::fill(cells + used, cells + topk, value);
 }
 
-/// Order of the selection: forced first, by position, then score descending, position ascending. Sorted as (inverted key, position)
-/// words with the entry's place found again by position, which no two entries share.
+/// Order of the selection: forced first, by position, then score descending, position ascending. Sorted as (inverted
+/// key, position) words with the entry's place found again by position, which no two entries share.
 void sort_entries(const Entries& entries, const Forced& forced, uint64_t* words) {
   for (int64_t i = 0; i < entries.size; ++i) {
     const uint32_t key = forced.key(entries.score[i], entries.position[i]);

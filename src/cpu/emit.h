@@ -24,7 +24,8 @@ struct Emitter {
 bool needs_scores(const Selection& out);
 /// Slot of a position by the selection's map, -1 where it has none.
 int64_t slot_of(const SlotMap& map, int64_t row, int64_t request, int64_t position);
-/// Writes indices, slots, scores, counts and fill of one row. entries in position order; forced as the selection had it.
+/// Writes indices, slots, scores, counts and fill of one row. entries in position order; forced as the selection had
+/// it.
 void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries& entries, const Forced& forced,
               Counts& counts);
 /// Block ids, ascending, then -1.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Compares scores with a row's threshold. After the first few thousand keys almost none passes, so a vector compare and a test of its mask
-// is the common case; the few that pass are listed one by one.
+// Compares scores with a row's threshold. After the first few thousand keys almost none passes, so a vector compare
+// and a test of its mask is the common case; the few that pass are listed one by one.
 #if defined(TOPKEY_CPU_GATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_GATE_INL_H_
 #undef TOPKEY_CPU_GATE_INL_H_

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The vector code of the search: three functions per ISA behind one table, chosen once by Highway for the machine (or by
-// TOPKEY_CPU_ISA, for tests). Everything around them is plain C++ of the baseline ISA.
+// The vector code of the search: three functions per ISA behind one table, chosen once by Highway for the machine (or
+// by TOPKEY_CPU_ISA, for tests). Everything around them is plain C++ of the baseline ISA.
 //
-// A *panel* holds panel_keys decoded keys transposed, [dim][panel_keys] f32: keys lie in lanes, so that each (key, head) has one FMA chain
-// over d in one lane, on every ISA alike. That order is the bit contract of arithmetic `f32` (docs/numerics.md).
+// A *panel* holds panel_keys decoded keys transposed, [dim][panel_keys] f32: keys lie in lanes, so that each (key,
+// head) has one FMA chain over d in one lane, on every ISA alike. That order is the bit contract of arithmetic `f32`
+// (docs/numerics.md).
 #pragma once
 #include <cstdint>
 
@@ -22,7 +23,8 @@ struct Kernels {
   /// Scores of one query row (its `heads` real heads) against `count` panels: out[count * panel_keys]. kscale null = 1.
   void (*score)(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t heads,
                 const float* kscale, float* out);
-  /// Indices i < n with scores[i] >= gate, ascending, into accepted[n]; their number. A NaN score or gate accepts nothing.
+  /// Indices i < n with scores[i] >= gate, ascending, into accepted[n]; their number. A NaN score or gate accepts
+  /// nothing.
   int64_t (*gate)(const float* scores, int64_t n, float gate, int32_t* accepted);
 };
 

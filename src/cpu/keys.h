@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Where keys are, dense or paged: the one place of this backend that does page arithmetic. Readable keys come in chunks, runs of equally
-// spaced rows (a page, or all of a dense matrix).
+// Where keys are, dense or paged: the one place of this backend that does page arithmetic. Readable keys come in
+// chunks, runs of equally spaced rows (a page, or all of a dense matrix).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -39,7 +39,8 @@ struct Chunk {
   const uint8_t* scales;  ///< null where the format has none of its own
 };
 
-/// Calls f(Chunk) for the readable keys of [first, last), ascending; returns how many were not readable. 0 <= first, last <= count.
+/// Calls f(Chunk) for the readable keys of [first, last), ascending; returns how many were not readable. 0 <= first,
+/// last <= count.
 template <class F>
 int64_t for_each_chunk(const Source& s, int64_t table_row, int64_t first, int64_t last, F&& f) {
   if (first >= last) return 0;

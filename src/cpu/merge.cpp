@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `merge`: the parts' entries as words (inverted key, position), whose ascending order is the order of the selection; the first k of
-// them by nth_element. Positions of parts interleave, so the running selection of search does not apply.
+// Stage `merge`: the parts' entries as words (inverted key, position), whose ascending order is the order of the
+// selection; the first k of them by nth_element. Positions of parts interleave, so the running selection of search
+// does not apply.
 #include <algorithm>
 
 #include "cpu/emit.h"

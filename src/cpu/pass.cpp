@@ -68,7 +68,8 @@ void cut_tasks(const Cutting& cut, int64_t rows, const TaskTable& table) {
     groups -= !facts[r].scored;
     for (; r < end; ++r) total += cost_of(facts[r]);
   }
-  // One group: a slice a worker. Several: finer, so that workers end together; many: only what would keep a worker late is cut.
+  // One group: a slice a worker. Several: finer, so that workers end together; many: only what would keep a worker
+  // late is cut.
   const int64_t shares = cut.workers <= 1           ? 1
                          : groups <= 1              ? cut.workers
                          : groups < 4 * cut.workers ? 4 * cut.workers

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// How the search is cut into tasks, and what a task needs. Rows that share keys form a group (up to kRowBlock of them); a group whose cost is
-// more than a fair share of a worker is cut along its keys. Neither cut changes a bit: selection is exact on any partition.
+// How the search is cut into tasks, and what a task needs. Rows that share keys form a group (up to kRowBlock of
+// them); a group whose cost is more than a fair share of a worker is cut along its keys. Neither cut changes a bit:
+// selection is exact on any partition.
 #pragma once
 #include <atomic>
 #include <cstdint>

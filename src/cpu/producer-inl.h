@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// One vector, from a model's dtype to codes: widen, transform-inl.h, amax, quantise. Scratch x[dim] is padded with zeros to 32 floats.
+// One vector, from a model's dtype to codes: widen, transform-inl.h, amax, quantise. Scratch x[dim] is padded with
+// zeros to 32 floats.
 #if defined(TOPKEY_CPU_PRODUCER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_PRODUCER_INL_H_
 #undef TOPKEY_CPU_PRODUCER_INL_H_
@@ -34,9 +35,11 @@ void Widen(DType dtype, const void* from, int64_t n, float* to) {
   ClearPadding(to, n);
 }
 
-// ---- codes -----------------------------------------------------------------------------------------------------------------
+// ---- codes
+// -----------------------------------------------------------------------------------------------------------------
 
-/// Bits of max |x|, at or above those of infinity where a value is inf or NaN. With kBf16 x is first rounded to bf16, in place.
+/// Bits of max |x|, at or above those of infinity where a value is inf or NaN. With kBf16 x is first rounded to bf16,
+/// in place.
 template <bool kBf16>
 HWY_INLINE uint32_t AmaxBits(float* x, int64_t n) {
   const ProducerTag d;

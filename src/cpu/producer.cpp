@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// See producer.h. Compiles producer-inl.h once per ISA and picks one table at the first use; rules and scratch are plain C++.
+// See producer.h. Compiles producer-inl.h once per ISA and picks one table at the first use; rules and scratch are
+// plain C++.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/producer.cpp"
 #include "cpu/producer.h"
@@ -52,8 +53,8 @@ Recipe make_recipe(int64_t dim, DType input, const Norm& norm, const Rope& rope,
   return r;
 }
 
-// The table of docs/formats.md. How a code is made of x and s (x / s, x * 2^-e, x * (1 / s)) is not in it: with s = 2^e all three are the
-// correctly rounded value of the same number, and rules that keep another s divide.
+// The table of docs/formats.md. How a code is made of x and s (x / s, x * 2^-e, x * (1 / s)) is not in it: with s =
+// 2^e all three are the correctly rounded value of the same number, and rules that keep another s divide.
 void set_query_rule(Recipe& r, QuantRule rule) {
   r.codes = Codes::fp8;
   r.power_of_two = true;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// One vector through norm, rope, Hadamard, amax and quantisation: what quantize_q, quantize_k and store_k share. f32, each step rounded
-// once, in the order of docs/formats.md, so that the bytes are the same on every backend and ISA. A call makes one Recipe; each member of its
-// team makes a Producer over scratch of its own and runs its vectors through it.
+// One vector through norm, rope, Hadamard, amax and quantisation: what quantize_q, quantize_k and store_k share. f32,
+// each step rounded once, in the order of docs/formats.md, so that the bytes are the same on every backend and ISA. A
+// call makes one Recipe; each member of its team makes a Producer over scratch of its own and runs its vectors
+// through it.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -41,20 +42,22 @@ struct ProducerKernels {
   const char* isa;
   /// n values of a float dtype, widened exactly, then zeros up to a multiple of 32.
   void (*widen)(DType dtype, const void* from, int64_t n, float* to);
-  /// One vector [dim] at `from` to its codes at `to`; returns the fp8 scale (0 for other codes). cos_sin: this vector's row of the
-  /// table as f32, null where its position is outside (the vector becomes NaN); weight, bias null = absent. x: scratch for dim floats.
-  /// x, weight and bias are padded to 32 floats and 128-byte aligned.
+  /// One vector [dim] at `from` to its codes at `to`; returns the fp8 scale (0 for other codes). cos_sin: this
+  /// vector's row of the table as f32, null where its position is outside (the vector becomes NaN); weight, bias null
+  /// = absent. x: scratch for dim floats. x, weight and bias are padded to 32 floats and 128-byte aligned.
   float (*produce)(const Recipe& recipe, const void* from, const float* cos_sin, const float* weight, const float* bias,
                    float* x, void* to);
 };
 const ProducerKernels& producer_kernels();
 
-/// Vectors up to kStackDim use scratch on the stack; longer ones a part of the caller's workspace, which has room for kWideMembers.
+/// Vectors up to kStackDim use scratch on the stack; longer ones a part of the caller's workspace, which has room for
+/// kWideMembers.
 constexpr int64_t kStackDim = 1024, kWideMembers = 16;
 constexpr int64_t padded_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
 /// x, the row of cos | sin, norm weight and bias.
 constexpr int64_t scratch_floats(int64_t dim) { return 4 * padded_dim(dim); }
-/// What quantize_q, quantize_k and store_k need of exec.workspace: 0 up to kStackDim, else 256 bytes for each (padded) dim.
+/// What quantize_q, quantize_k and store_k need of exec.workspace: 0 up to kStackDim, else 256 bytes for each
+/// (padded) dim.
 constexpr size_t producer_workspace(int64_t dim) {
   return dim <= kStackDim ? 0 : static_cast<size_t>(kWideMembers * scratch_floats(dim)) * sizeof(float);
 }
@@ -67,8 +70,8 @@ int64_t positions_outside(const Rope& rope, int64_t rows);
 /// How many members are worth having for `vectors` vectors, and may be: no less than 20 us of work each.
 int64_t producer_members(const Recipe& recipe, int64_t vectors);
 
-/// Asks for a vector that is wanted a few rows later: the hardware's prefetchers look ahead less far than one row's work takes (a third of the
-/// time of a plain store_k). Bytes past 512 follow by themselves.
+/// Asks for a vector that is wanted a few rows later: the hardware's prefetchers look ahead less far than one row's
+/// work takes (a third of the time of a plain store_k). Bytes past 512 follow by themselves.
 inline void prefetch_vector(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < std::min<int64_t>(bytes, 512); i += 64)
     __builtin_prefetch(static_cast<const char*>(from) + i);

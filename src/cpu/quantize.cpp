@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `quantize`: each query head and each key through producer.h, into dense codes. Vectors are independent, so members take equal
-// runs of them.
+// Stage `quantize`: each query head and each key through producer.h, into dense codes. Vectors are independent, so
+// members take equal runs of them.
 #include "cpu/quantize.h"
 
 #include <cmath>
@@ -13,7 +13,8 @@
 namespace topkey::cpu {
 namespace {
 
-/// weights_out of one head: f32 products in the rule's order. Formats whose queries keep their scale have no factor q_scale.
+/// weights_out of one head: f32 products in the rule's order. Formats whose queries keep their scale have no factor
+/// q_scale.
 struct WeightScale {
   bool folds_q_scale, joined;
   float softmax, head;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The workspace of a search and how it is shared out: facts and tasks, the workers' scratch, parts of sliced rows. Sizes come from shapes
-// alone; whatever is given beyond the least is used for more rows a group, more workers, more slices. No result depends on it.
+// The workspace of a search and how it is shared out: facts and tasks, the workers' scratch, parts of sliced rows.
+// Sizes come from shapes alone; whatever is given beyond the least is used for more rows a group, more workers, more
+// slices. No result depends on it.
 #pragma once
 #include <cstdint>
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Number formats in vectors, for the producers: f32, bf16, f16 and e4m3 by the same bits as topkey/number.h, which the tests compare them
-// with value by value. Rounding adds a power of two whose ulp is the target's step, so that the adder rounds to nearest even, subnormals
-// included; only the bits of the sum are used. NaN payloads are not kept: what is stored is the one NaN of docs/numerics.md.
+// Number formats in vectors, for the producers: f32, bf16, f16 and e4m3 by the same bits as topkey/number.h, which
+// the tests compare them with value by value. Rounding adds a power of two whose ulp is the target's step, so that
+// the adder rounds to nearest even, subnormals included; only the bits of the sum are used. NaN payloads are not
+// kept: what is stored is the one NaN of docs/numerics.md.
 #if defined(TOPKEY_CPU_ROUND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_ROUND_INL_H_
 #undef TOPKEY_CPU_ROUND_INL_H_
@@ -45,7 +46,8 @@ HWY_INLINE IntOf<D> MagnitudeBits(D d, hn::Vec<D> x) {
   return hn::And(hn::BitCast(hn::RebindToSigned<D>(), x), Constant(d, 0x7FFFFFFFu));
 }
 
-// ---- loads -----------------------------------------------------------------------------------------------------------------
+// ---- loads
+// -----------------------------------------------------------------------------------------------------------------
 
 struct LoadF32 {
   template <class D>
@@ -77,9 +79,11 @@ struct LoadF16 {
   }
 };
 
-// ---- rounding --------------------------------------------------------------------------------------------------------------
+// ---- rounding
+// --------------------------------------------------------------------------------------------------------------
 
-/// 2^(e + 23 - kMantissa) for magnitudes of exponent e, not below the smallest normal's: its ulp is the step of the format there.
+/// 2^(e + 23 - kMantissa) for magnitudes of exponent e, not below the smallest normal's: its ulp is the step of the
+/// format there.
 template <int kMantissa, int kBias, class D>
 HWY_INLINE IntOf<D> StepUnit(D d, IntOf<D> magnitude) {
   const auto normal = hn::Max(magnitude, Constant(d, uint32_t{128 - kBias} << 23));
@@ -142,7 +146,8 @@ struct RoundToF16ThenBf16 {
   }
 };
 
-// ---- codes -----------------------------------------------------------------------------------------------------------------
+// ---- codes
+// -----------------------------------------------------------------------------------------------------------------
 
 /// e4m3 codes of finite x (infinities too), saturated at 448.
 template <class D>

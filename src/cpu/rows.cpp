@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `rows`: device lengths to rows, and positions to slots. include/topkey/rows.h says what each does; 64-bit throughout, since what
-// the tensors hold may be wild.
+// Stage `rows`: device lengths to rows, and positions to slots. include/topkey/rows.h says what each does; 64-bit
+// throughout, since what the tensors hold may be wild.
 #include "cpu/rows.h"
 
 #include "cpu/share.h"
@@ -31,7 +31,8 @@ class Pages {
     if (run - round * shard_.world_size != shard_.rank) return -1;
     return round * shard_.run() + (position - run * shard_.run());
   }
-  /// Slot of a local position >= 0 of a row that the table has; -1 where it has no such column or page, or the slot is past `last`.
+  /// Slot of a local position >= 0 of a row that the table has; -1 where it has no such column or page, or the slot
+  /// is past `last`.
   int64_t slot(int64_t row, int64_t local) const {
     const int64_t column = by_page_.quotient(local);
     if (column >= table_.shape[1]) return -1;
@@ -47,10 +48,11 @@ class Pages {
   Divider by_page_, by_run_, by_world_;
 };
 
-// ---- expand_rows -----------------------------------------------------------------------------------------------------------
+// ---- expand_rows
+// -----------------------------------------------------------------------------------------------------------
 
-/// The request of each of some ascending rows: the first b with starts[b] <= row < starts[b+1], or -1. Ascending starts, as they should
-/// be, are walked along; others are searched from the beginning for every row.
+/// The request of each of some ascending rows: the first b with starts[b] <= row < starts[b+1], or -1. Ascending
+/// starts, as they should be, are walked along; others are searched from the beginning for every row.
 class RequestCursor {
  public:
   explicit RequestCursor(const Tensor& starts) : starts_(starts), requests_(starts.shape[0] - 1) {
@@ -115,7 +117,8 @@ class RowExpander {
   Pages pages_;
 };
 
-// ---- to_slots --------------------------------------------------------------------------------------------------------------
+// ---- to_slots
+// --------------------------------------------------------------------------------------------------------------
 
 /// One row of to_slots.
 struct SlotRow {

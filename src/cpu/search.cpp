@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stages `search` and `select`: facts of each row, tasks over groups of rows and slices of keys, and a merge of what was sliced. The same
-// walk serves keys that are scored on the way (mqa_topk, paged_mqa_topk) and scores that are given (topk, select_blocks).
+// Stages `search` and `select`: facts of each row, tasks over groups of rows and slices of keys, and a merge of what
+// was sliced. The same walk serves keys that are scored on the way (mqa_topk, paged_mqa_topk) and scores that are
+// given (topk, select_blocks).
 #include "cpu/search.h"
 
 #include <algorithm>
@@ -29,7 +30,8 @@ class Pass {
         room_(make_room(job.extents, exec.workspace, exec.workspace_bytes, member.rank(), member.size())),
         emitter_{&job.out, job.topk, job.shard, job.absolute_slots, room_.scratch.words} {}
 
-  /// Answers every row. dry: computes all and writes nothing, for strict. Returns how many wild values were met, by all members.
+  /// Answers every row. dry: computes all and writes nothing, for strict. Returns how many wild values were met, by
+  /// all members.
   int64_t run(bool dry) {
     emitter_.dry = dry;
     const TaskTable& table = room_.table;
@@ -268,7 +270,8 @@ void Pass::merge_row(const Task& first, int64_t i) {
   for (int32_t s = 0; s < first.slices; ++s) {
     Task task = first;
     task.slice = s;
-    // A part may have left out equals of the whole's k-th; where nothing had to be left out here, the one full part's cut is the whole's.
+    // A part may have left out equals of the whole's k-th; where nothing had to be left out here, the one full part's
+    // cut is the whole's.
     const Cut& own = room_.parts[part_of(task, i)].cut;
     cut.tied = cut.tied || (own.tied && (cut.key == own.key || cut.key == 0));
   }

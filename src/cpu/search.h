@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stages `search`, `select` and `merge` of backend `cpu`: one pass over the keys (or the given scores), winners kept on the way.
+// Stages `search`, `select` and `merge` of backend `cpu`: one pass over the keys (or the given scores), winners kept
+// on the way.
 #pragma once
 #include <cstddef>
 

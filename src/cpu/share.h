@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Static division of a call's items over the working members of its team. A caller's team may be larger than the work is worth: the others
-// only wait at the end, so that the results are complete when any member returns.
+// Static division of a call's items over the working members of its team. A caller's team may be larger than the work
+// is worth: the others only wait at the end, so that the results are complete when any member returns.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -21,14 +21,15 @@ struct Share {
   int64_t cut(int64_t items, int64_t r) const { return items / size * r + items % size * r / size; }
 };
 
-/// For strict calls, before run_shared: every member of a caller's team counts alike, so that all of them raise or none does; none goes on to
-/// write (perhaps over what is being counted) before all have counted.
+/// For strict calls, before run_shared: every member of a caller's team counts alike, so that all of them raise or
+/// none does; none goes on to write (perhaps over what is being counted) before all have counted.
 inline void raise_if_wild(const Exec& exec, const char* op, int64_t number) {
   if (number > 0) raise_wild(op, number);
   if (exec.team != nullptr && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
 }
 
-/// Runs work(share, counts) on the call's team, `useful` members at most; `rows` is what the call adds to kRows. work must not throw.
+/// Runs work(share, counts) on the call's team, `useful` members at most; `rows` is what the call adds to kRows. work
+/// must not throw.
 template <class Work>
 void run_shared(const Exec& exec, int64_t useful, int64_t rows, const Work& work) {
   auto body = [&](const Member& member) {

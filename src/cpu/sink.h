@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What happens to a row's scores as they are made: mask, forced keys, candidate blocks, and the running selection. One sink a row and task;
-// search feeds it from tiles, topk from given scores.
+// What happens to a row's scores as they are made: mask, forced keys, candidate blocks, and the running selection.
+// One sink a row and task; search feeds it from tiles, topk from given scores.
 #pragma once
 #include <cstdint>
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Threads of a CPU call: a Team is `size` members that run the same function and meet at barriers. OpenMP makes one (openmp.cpp; a build
-// without it makes teams of one, no_openmp.cpp); the caller's own threads are another (Exec.team). No bit of a result depends on it.
+// Threads of a CPU call: a Team is `size` members that run the same function and meet at barriers. OpenMP makes one
+// (openmp.cpp; a build without it makes teams of one, no_openmp.cpp); the caller's own threads are another
+// (Exec.team). No bit of a result depends on it.
 #pragma once
 #include <cstdint>
 

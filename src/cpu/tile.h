@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A tile: some hundred live keys of one request, decoded once, scored for every row that shares them. Keys that cannot be read never
-// enter it, so nothing later has to ask whether a key is live.
+// A tile: some hundred live keys of one request, decoded once, scored for every row that shares them. Keys that
+// cannot be read never enter it, so nothing later has to ask whether a key is live.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -12,7 +12,8 @@
 
 namespace topkey::cpu {
 
-/// Query rows packed for the kernels: [blocks][dim][head_block] f32, the last block padded with heads that no sum takes.
+/// Query rows packed for the kernels: [blocks][dim][head_block] f32, the last block padded with heads that no sum
+/// takes.
 struct PackedQueries {
   float* values;   ///< [rows][blocks * dim * head_block]
   float* weights;  ///< [rows][blocks * head_block]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The steps of a producer before quantisation: norm, rope, Hadamard, in place on scratch x[dim], vectors along d. No FMA anywhere: each
-// operation rounds once, in the order of docs/formats.md. x is padded with zeros to 32 floats, which change no sum and no maximum; a step that
-// makes them something else clears them.
+// The steps of a producer before quantisation: norm, rope, Hadamard, in place on scratch x[dim], vectors along d. No
+// FMA anywhere: each operation rounds once, in the order of docs/formats.md. x is padded with zeros to 32 floats,
+// which change no sum and no maximum; a step that makes them something else clears them.
 #if defined(TOPKEY_CPU_TRANSFORM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TOPKEY_CPU_TRANSFORM_INL_H_
 #undef TOPKEY_CPU_TRANSFORM_INL_H_
@@ -25,7 +25,8 @@ HWY_INLINE void ClearPadding(float* x, int64_t dim) {
   for (int64_t i = dim; i < padded_dim(dim); ++i) x[i] = 0.0f;
 }
 
-// ---- norm ------------------------------------------------------------------------------------------------------------------
+// ---- norm
+// ------------------------------------------------------------------------------------------------------------------
 
 template <int kHalf>
 HWY_INLINE void AddHalves(float* lanes) {
@@ -35,8 +36,8 @@ HWY_INLINE void AddHalves(float* lanes) {
   }
 }
 
-/// Sum of x or of its squares: partial sums by d mod 32, d ascending, then halves. n is a multiple of 32; the zeros of the padding change
-/// nothing, since a sum that starts at +0 is never -0.
+/// Sum of x or of its squares: partial sums by d mod 32, d ascending, then halves. n is a multiple of 32; the zeros
+/// of the padding change nothing, since a sum that starts at +0 is never -0.
 template <bool kSquares>
 HWY_INLINE float Sum32(const float* HWY_RESTRICT x, int64_t n) {
   const ProducerTag d;
@@ -91,7 +92,8 @@ HWY_INLINE void ApplyNorm(const Recipe& r, const float* weight, const float* bia
   ClearPadding(x, r.dim);
 }
 
-// ---- rope ------------------------------------------------------------------------------------------------------------------
+// ---- rope
+// ------------------------------------------------------------------------------------------------------------------
 
 /// Pairs (a, b) -> (a*cos - b*sin, b*cos + a*sin), each product and sum rounded.
 template <class Round>
@@ -132,7 +134,8 @@ HWY_INLINE void ApplyRope(const Recipe& r, const float* cos_sin, float* x) {
   }
 }
 
-// ---- Hadamard --------------------------------------------------------------------------------------------------------------
+// ---- Hadamard
+// --------------------------------------------------------------------------------------------------------------
 
 /// Butterflies at one stride; the lanes of `d` must not exceed it.
 template <class D>

@@ -30,7 +30,8 @@ inline uint8_t* row_at(const Tensor& t, int64_t i, int64_t bytes) {
   return static_cast<uint8_t*>(t.data) + i * t.stride[0] * bytes;
 }
 
-/// Quotients of numbers that are not negative. Page sizes are nearly always powers of two, and a 64-bit division costs 20 to 40 cycles.
+/// Quotients of numbers that are not negative. Page sizes are nearly always powers of two, and a 64-bit division
+/// costs 20 to 40 cycles.
 class Divider {
  public:
   explicit Divider(int64_t by) : by_(by) {

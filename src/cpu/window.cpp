@@ -6,7 +6,8 @@
 namespace topkey::cpu {
 namespace {
 
-/// Request b with indptr[b] <= row < indptr[b+1], or -1. indptr ascends; garbage in it gives some request or none, never a wild read.
+/// Request b with indptr[b] <= row < indptr[b+1], or -1. indptr ascends; garbage in it gives some request or none,
+/// never a wild read.
 int64_t request_in(const Tensor& indptr, int64_t row) {
   int64_t low = 0, high = indptr.shape[0] - 1;
   while (low < high) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A query row's request, window and admitted runs, as the caller's tensors say them. 64-bit throughout: what the tensors hold may be wild,
-// and no length is ever read as unsigned.
+// A query row's request, window and admitted runs, as the caller's tensors say them. 64-bit throughout: what the
+// tensors hold may be wild, and no length is ever read as unsigned.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -30,10 +30,12 @@ RowFact read_row(const Rows& rows, int64_t row, int64_t default_end);
 /// Fills low and high: positions in [0, count), within max_len of the start.
 void clip_row(RowFact& fact, int64_t count, int64_t max_len);
 
-/// Candidate ids of a row, sorted, without repeats and without ids that lie outside the window; scratch holds shape[1] ids.
+/// Candidate ids of a row, sorted, without repeats and without ids that lie outside the window; scratch holds
+/// shape[1] ids.
 int64_t sort_candidates(const Admit& admit, const RowFact& fact, int64_t row, int32_t* scratch);
 
-/// Calls f(first, last) for each run of visible admitted keys that can be reached, ascending; returns how many visible admitted keys cannot.
+/// Calls f(first, last) for each run of visible admitted keys that can be reached, ascending; returns how many
+/// visible admitted keys cannot.
 template <class F>
 int64_t for_each_run(const Admit& admit, const RowFact& fact, const int32_t* ids, int64_t num_ids, F&& f) {
   if (fact.size() == 0) return 0;

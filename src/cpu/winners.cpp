@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// See winners.h. Radix selection: three histograms over 11, 11 and 10 bits of the ordered key find the k-th key exactly.
+// See winners.h. Radix selection: three histograms over 11, 11 and 10 bits of the ordered key find the k-th key
+// exactly.
 #include "cpu/winners.h"
 
 #include <algorithm>

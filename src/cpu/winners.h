@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The running selection of a row. Entries are appended in position order to a bounded buffer; when it is full, an exact radix
-// selection keeps the k best, in place and stable, and sets a gate that only rises. So positions stay ascending, a tie at the cut
-// falls to the lower position by itself, and no final sort exists. No capacity is assumed of the data: a full buffer is shrunk, however
-// often it fills.
+// The running selection of a row. Entries are appended in position order to a bounded buffer; when it is full, an
+// exact radix selection keeps the k best, in place and stable, and sets a gate that only rises. So positions stay
+// ascending, a tie at the cut falls to the lower position by itself, and no final sort exists. No capacity is assumed
+// of the data: a full buffer is shrunk, however often it fills.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -44,14 +44,15 @@ struct Cut {
   bool tied = false;  ///< an entry with the same key was left out, and it is not a forced one
 };
 
-/// Keeps the k best of `parts` (forced first, then key descending, then position ascending), stable, at out (which may be parts[0]'s own
-/// arrays); the number kept is min(k, all).
+/// Keeps the k best of `parts` (forced first, then key descending, then position ascending), stable, at out (which
+/// may be parts[0]'s own arrays); the number kept is min(k, all).
 int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Forced& forced, Entries out, Cut* cut);
 
 class Winners {
  public:
   /// Buffers of `capacity` > k entries, or >= all keys that can come.
-  /// count_ties: let equals of the k-th score in, so that cut() knows of them (statistics ask; it costs time on data full of ties).
+  /// count_ties: let equals of the k-th score in, so that cut() knows of them (statistics ask; it costs time on data
+  /// full of ties).
   void reset(float* score, int32_t* position, int64_t capacity, int64_t k, const Forced& forced, bool count_ties) {
     entries_ = {score, position, 0};
     capacity_ = capacity;

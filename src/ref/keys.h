@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Where a row's keys are, dense or paged, and which of them are live: the one place of this backend that does page arithmetic.
+// Where a row's keys are, dense or paged, and which of them are live: the one place of this backend that does page
+// arithmetic.
 #pragma once
 #include <cstdint>
 #include <vector>

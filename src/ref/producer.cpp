@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// See producer.h. Every float expression below is one rounding an operation: the sources are compiled without contraction.
+// See producer.h. Every float expression below is one rounding an operation: the sources are compiled without
+// contraction.
 #include "ref/producer.h"
 
 #include <cmath>

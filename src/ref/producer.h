@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// One vector through norm, rope, Hadamard, amax and quantisation: what quantize_q, quantize_k and store_k share. f32, each step rounded
-// once, the order of docs/formats.md.
+// One vector through norm, rope, Hadamard, amax and quantisation: what quantize_q, quantize_k and store_k share. f32,
+// each step rounded once, the order of docs/formats.md.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -33,7 +33,8 @@ inline float one_nan(float x) { return is_nan_bits(bits_of(x)) ? canonical_nan()
 /// In place on x[D]; row picks the rope position. A position outside the table makes the whole vector NaN.
 void transform(const Transform& t, int64_t row, std::vector<float>& x);
 
-/// Counts rope positions of `rows` rows outside the table (of rows that `skip` does not name), so that strict can raise first.
+/// Counts rope positions of `rows` rows outside the table (of rows that `skip` does not name), so that strict can
+/// raise first.
 template <class Skip>
 void count_wild_positions(const Rope& rope, int64_t rows, Counts& counts, Skip&& skip) {
   for (int64_t r = 0; rope.dim > 0 && r < rows; ++r) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A query row's request and window, as the caller's tensors say it (include/topkey/rows.h), and the counts that a call adds to exec.stats.
+// A query row's request and window, as the caller's tensors say it (include/topkey/rows.h), and the counts that a
+// call adds to exec.stats.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -33,8 +34,8 @@ struct Counts {
   void raise_if_strict(const char* op, const Exec& exec) const;
 };
 
-/// block_table[row, column] * page_size + offset for a position; -1 where the table has no such row, column or page, or the slot is
-/// past `last`, the largest that the output can carry.
+/// block_table[row, column] * page_size + offset for a position; -1 where the table has no such row, column or page,
+/// or the slot is past `last`, the largest that the output can carry.
 int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size, int64_t position, int64_t last);
 
 void expand_rows(const ExpandRows&, const Exec&);

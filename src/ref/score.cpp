@@ -37,7 +37,8 @@ float score_of(const QueryRow& q, const std::vector<double>& key, double kscale)
 
 namespace {
 
-/// Writes one row of logits: -inf in all `width` columns if clean, then each reachable visible key's score (-inf if it is not live).
+/// Writes one row of logits: -inf in all `width` columns if clean, then each reachable visible key's score (-inf if
+/// it is not live).
 void write_row(const Tensor& logits, int64_t row, int64_t width, bool clean, const std::vector<Run>& visible,
                const std::vector<std::pair<int64_t, float>>& scores) {
   const float hidden = -std::numeric_limits<float>::infinity();

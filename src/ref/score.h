@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `score`, reference backend: S_ref of docs/numerics.md, the definition that every other arithmetic is compared with.
+// Stage `score`, reference backend: S_ref of docs/numerics.md, the definition that every other arithmetic is compared
+// with.
 #pragma once
 #include <vector>
 
@@ -14,8 +15,9 @@ struct QueryRow {
   std::vector<double> values, weights;
 };
 
-/// S_ref: per head a dot over d in double, d ascending; ReLU (x <= 0 ? 0 : x, so NaN stays); products with the weights and their sum
-/// rounded apart in double, h ascending from +0; times kscale; rounded once to f32. Canonical: NaN is 0x7FC00000, -0 is +0.
+/// S_ref: per head a dot over d in double, d ascending; ReLU (x <= 0 ? 0 : x, so NaN stays); products with the
+/// weights and their sum rounded apart in double, h ascending from +0; times kscale; rounded once to f32. Canonical:
+/// NaN is 0x7FC00000, -0 is +0.
 float score_of(const QueryRow& q, const std::vector<double>& key, double kscale);
 float canonical(float score);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `select`, reference backend: a full sort under the order of docs/numerics.md, and the one way by which answers leave this backend.
+// Stage `select`, reference backend: a full sort under the order of docs/numerics.md, and the one way by which
+// answers leave this backend.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -44,7 +45,8 @@ Answer choose(std::vector<Entry> live, const Window& w, int64_t topk, const Sele
 /// Best `count` blocks of `block_size` keys: ascending ids, the newest visible key's block among them.
 std::vector<int64_t> best_blocks(const std::vector<Entry>& live, const Window& w, int64_t block_size, int64_t count);
 
-/// Computes every row's answer by `answer_row`, raises under strict, then writes. Rows are written as they come unless strict.
+/// Computes every row's answer by `answer_row`, raises under strict, then writes. Rows are written as they come
+/// unless strict.
 void answer_rows(const char* op, int64_t rows, const Emission& emission, const Exec& exec, Counts& counts,
                  const std::function<Answer(int64_t)>& answer_row);
 void put_blocks(const Tensor& blocks, int64_t row, const std::vector<int64_t>& ids);

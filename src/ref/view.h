@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Elements of borrowed tensors, read and written one at a time, whatever their dtype and strides. Plain and slow on purpose.
+// Elements of borrowed tensors, read and written one at a time, whatever their dtype and strides. Plain and slow on
+// purpose.
 #pragma once
 #include <cstdint>
 #include <cstring>

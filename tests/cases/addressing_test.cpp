@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 1, addressing and integer width: offsets that pass 2^31 and 2^32 bytes in the cache, in the score matrix and in given
-// scores. The addresses are real; sparse mappings and short windows keep memory and time small.
+// CASES chapter 1, addressing and integer width: offsets that pass 2^31 and 2^32 bytes in the cache, in the score
+// matrix and in given scores. The addresses are real; sparse mappings and short windows keep memory and time small.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,8 @@ namespace {
 using support::element;
 using support::float_at;
 
-// ---- B01: the cache -------------------------------------------------------------------------------------------------------
+// ---- B01: the cache
+// -------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kPoolStride = 1002240, kPoolPages = 4287, kPageBytes = 64 * 132;
 /// On both sides of 2^31 and of 2^32 bytes.
@@ -52,7 +53,8 @@ FarPages far_pages(const Sparse& pool, bool exact) {
   return both;
 }
 
-// ROCm/aiter PR #4774, vllm #52109: keys past 2 GiB of cache score 0. Every row equals the reference, whatever page it reads.
+// ROCm/aiter PR #4774, vllm #52109: keys past 2 GiB of cache score 0. Every row equals the reference, whatever page
+// it reads.
 TEST_P(Cases, B01_keys_past_two_and_four_gigabytes_of_cache) {
   const Sparse pool(kPoolPages * kPoolStride);
   TOPKEY_NEEDS(pool);
@@ -105,12 +107,13 @@ TEST_P(Cases, B01_keys_stored_past_two_and_four_gigabytes_of_cache) {
   }
 }
 
-// ---- B03: the score matrix ------------------------------------------------------------------------------------------------
+// ---- B03: the score matrix
+// ------------------------------------------------------------------------------------------------
 
 constexpr int64_t kWide = 1048576;
 
-/// 260 requests of 64 tokens, two rows each, behind a table that could hold 2^20 keys. The requests share one page: a page is cheap,
-/// and rows differ by their queries.
+/// 260 requests of 64 tokens, two rows each, behind a table that could hold 2^20 keys. The requests share one page: a
+/// page is cheap, and rows differ by their queries.
 Problem many_drafts(bool exact) {
   ProblemSpec spec;
   spec.rows = 520, spec.keys = 64, spec.paged = true, spec.page_size = 64, spec.exact = exact, spec.seed = 103;
@@ -131,7 +134,8 @@ support::Truth visible_truth(const Problem& p) {
   return support::truth_of(p.query(), keys, p.rows());
 }
 
-// ROCm/aiter PR #4244, #5121, sglang PR #36960: scores past 2^31 bytes are dropped. Rows 511 to 519 are right, nothing stale is chosen.
+// ROCm/aiter PR #4244, #5121, sglang PR #36960: scores past 2^31 bytes are dropped. Rows 511 to 519 are right,
+// nothing stale is chosen.
 TEST_P(Cases, B03_score_rows_past_two_gigabytes_are_written) {
   const Sparse memory(520 * kWide * 4);
   TOPKEY_NEEDS(memory);
@@ -193,7 +197,8 @@ TEST_P(Cases, B03_dense_scores_just_past_two_gigabytes) {
   }
 }
 
-// ---- B04: given scores ----------------------------------------------------------------------------------------------------
+// ---- B04: given scores
+// ----------------------------------------------------------------------------------------------------
 
 /// Windows of `rows` rows: whole rows where `whole` says so, else `width` columns from a place that moves with the row.
 Rows windows(int64_t rows, int64_t columns, int64_t width, const std::function<bool(int64_t)>& whole, Array* start,
@@ -210,7 +215,8 @@ Rows windows(int64_t rows, int64_t columns, int64_t width, const std::function<b
   return out;
 }
 
-// pytorch #95455: indices near 2^31 on [2120, 500000]. Value-exact, all below the row length, on both sides of 2^31 bytes.
+// pytorch #95455: indices near 2^31 on [2120, 500000]. Value-exact, all below the row length, on both sides of 2^31
+// bytes.
 TEST_P(Cases, B04_rows_past_two_gigabytes_of_scores) {
   constexpr int64_t kRows = 2120, kColumns = 500000;
   const Sparse scores(kRows * kColumns * 4);
@@ -230,7 +236,8 @@ TEST_P(Cases, B04_rows_past_two_gigabytes_of_scores) {
   for (const Ints& row : p.indices) ASSERT_EQ(invalid(row, 20, 0, kColumns), "");
 }
 
-/// Very many rows. They overlap in memory, one every 8 columns, so that all differ and little is stored; every 1024th is seen whole.
+/// Very many rows. They overlap in memory, one every 8 columns, so that all differ and little is stored; every 1024th
+/// is seen whole.
 void many_rows(int64_t rows, int64_t columns, int32_t topk, bool full, const Exec& exec) {
   Random random(105);
   const Array scores(DType::f32, {rows * 8 + columns});
@@ -251,7 +258,8 @@ TEST_P(Cases, B04_very_many_rows_of_scores) {
   many_rows(60000, 1000, 10, full(), exec());
 }
 
-// pytorch PR #176095: a row longer than INT_MAX. Right or refused, never a negative index; the longest row that is allowed is right.
+// pytorch PR #176095: a row longer than INT_MAX. Right or refused, never a negative index; the longest row that is
+// allowed is right.
 TEST_P(Cases, B04_rows_around_the_largest_int) {
   constexpr int64_t kLongest = INT32_MAX, kTooLong = (int64_t{1} << 31) + 8, kSeen = 1000;
   const Sparse scores(static_cast<size_t>(kTooLong) * 2);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What the tests of public faults share: the suite, its judgements (VALID, INDEX-EXACT, GUARD, RIGHT-OR-REFUSE, a deadline), whole
-// problems judged, and large addresses in little memory. README.md lists which case is tested where.
+// What the tests of public faults share: the suite, its judgements (VALID, INDEX-EXACT, GUARD, RIGHT-OR-REFUSE, a
+// deadline), whole problems judged, and large addresses in little memory. README.md lists which case is tested where.
 #pragma once
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -47,7 +47,8 @@ class Cases : public topkey::testing::BackendTest {
   INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(topkey::testing::host_backends()), \
                            topkey::testing::backend_label)
 
-// ---- judgements --------------------------------------------------------------------------------------------------------------
+// ---- judgements
+// --------------------------------------------------------------------------------------------------------------
 
 /// VALID: the first `count` entries are distinct positions in [low, high), all later ones -1. Empty, or what is wrong.
 inline std::string invalid(const Ints& row, int64_t count, int64_t low, int64_t high) {
@@ -124,7 +125,8 @@ std::vector<T> row_of(const Tensor& t, int64_t row) {
 inline Array floats(const std::vector<Floats>& rows) { return matrix(DType::f32, rows); }
 inline Array ints(const std::vector<Ints>& rows) { return matrix(DType::i32, rows); }
 
-// ---- selections ------------------------------------------------------------------------------------------------------------
+// ---- selections
+// ------------------------------------------------------------------------------------------------------------
 
 /// What a selection wrote, by row, and what it counted.
 struct Picked {
@@ -134,8 +136,8 @@ struct Picked {
   std::vector<uint64_t> stats = std::vector<uint64_t>(kNumStats, 0);
 };
 
-/// Runs a selection into guarded outputs: indices, counts, scores if wanted, slots if the arguments bring a slot map. `judge` may
-/// look at the arguments with their outputs while these exist.
+/// Runs a selection into guarded outputs: indices, counts, scores if wanted, slots if the arguments bring a slot map.
+/// `judge` may look at the arguments with their outputs while these exist.
 template <class Args>
 Picked pick(Args args, Exec exec, bool scores = true, const std::function<void(const Args&)>& judge = {}) {
   topkey::testing::Want want;
@@ -166,7 +168,8 @@ inline Picked pick_exactly(const Topk& args, const Exec& exec, bool scores = tru
   });
 }
 
-// ---- whole problems ----------------------------------------------------------------------------------------------------------
+// ---- whole problems
+// ----------------------------------------------------------------------------------------------------------
 
 /// Logits of a problem, clean, [count, width].
 inline Array logits_of(const Problem& p, const Exec& exec) {
@@ -179,7 +182,8 @@ inline Array logits_of(const Problem& p, const Exec& exec) {
   return out;
 }
 
-/// Scores within the backend's bound (on exact inputs: bit for bit), the search equal to a full sort of them. Returns the search.
+/// Scores within the backend's bound (on exact inputs: bit for bit), the search equal to a full sort of them. Returns
+/// the search.
 inline Picked expect_right(const Problem& p, int32_t topk, const Exec& exec) {
   const Array logits = logits_of(p, exec);
   const char* own = arithmetic(exec.backend, p.spec.format, support::query_dtype(p.spec));
@@ -204,7 +208,8 @@ inline Picked expect_right(const Problem& p, int32_t topk, const Exec& exec) {
   return picked;
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------------
+// ---- memory
+// ------------------------------------------------------------------------------------------------------------------
 
 /// Zero bytes that cost memory only where they are touched, for addresses past 2^31 and 2^32.
 class Sparse {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapters 3 and 5, determinism and races: equal input gives equal bits on every thread, in every batch, in every call of a
-// long series over one workspace.
+// CASES chapters 3 and 5, determinism and races: equal input gives equal bits on every thread, in every batch, in
+// every call of a long series over one workspace.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,7 +86,8 @@ Array in_dtype(DType dtype, const Floats& values) {
   return matrix<uint16_t>(dtype, {narrow});
 }
 
-// pytorch #27542, #127196, #150012: a tie's answer depends on k, device, batch. Order `score` gives prefixes, always the same.
+// pytorch #27542, #127196, #150012: a tie's answer depends on k, device, batch. Order `score` gives prefixes, always
+// the same.
 TEST_P(Cases, B14_ties_do_not_depend_on_topk_or_batch) {
   const Ints all = {2, 4, 3, 1, 0};
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -121,7 +122,8 @@ TEST_P(Cases, B14_searches_do_not_depend_on_topk_or_batch) {
   }
 }
 
-// flashinfer PR #3615, #4131, DeepGEMM #392: launches hang or differ. Twenty runs of causal logits have the same bits, and are right.
+// flashinfer PR #3615, #4131, DeepGEMM #392: launches hang or differ. Twenty runs of causal logits have the same
+// bits, and are right.
 TEST_P(Cases, B24_twenty_runs_of_logits_have_the_same_bits) {
   for (bool exact : {false, true}) {
     for (int32_t heads : full() ? Ints{16, 64} : Ints{4}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapters 10 and 11, layout, recipe and strides: where bytes lie in a page, what the score formula is, and inputs whose
-// strides are not the ones a kernel would like.
+// CASES chapters 10 and 11, layout, recipe and strides: where bytes lie in a page, what the score formula is, and
+// inputs whose strides are not the ones a kernel would like.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,9 +17,11 @@ namespace {
 using support::element;
 using support::float_at;
 
-// ---- B43: planar and interleaved -----------------------------------------------------------------------------------------
+// ---- B43: planar and interleaved
+// -----------------------------------------------------------------------------------------
 
-/// One page of one-hot keys of strength 1 whose scale is position + 1, stored by store_k; then scored by a query of ones.
+/// One page of one-hot keys of strength 1 whose scale is position + 1, stored by store_k; then scored by a query of
+/// ones.
 struct OnePage {
   static constexpr int64_t kDim = 128;
   int64_t size;
@@ -62,8 +64,8 @@ void expect_bytes(const uint8_t* page, int64_t position, int64_t value_at, int64
   EXPECT_EQ(scale, static_cast<float>(position + 1)) << "position " << position;
 }
 
-// vllm #50576, PR #40991: a planar page is read as interleaved, and both fill the same bytes. Bytes lie where docs/formats.md says;
-// score(pos) = pos + 1.
+// vllm #50576, PR #40991: a planar page is read as interleaved, and both fill the same bytes. Bytes lie where
+// docs/formats.md says; score(pos) = pos + 1.
 TEST_P(Cases, B43_values_and_scales_lie_where_documented) {
   for (int32_t size : {64, 256}) {
     for (Layout layout : {Layout::planar, Layout::interleaved}) {
@@ -83,7 +85,8 @@ TEST_P(Cases, B43_values_and_scales_lie_where_documented) {
   }
 }
 
-// ---- B46: the recipe --------------------------------------------------------------------------------------------------------
+// ---- B46: the recipe
+// --------------------------------------------------------------------------------------------------------
 
 struct Recipe {
   KeyFormat format;
@@ -137,7 +140,8 @@ struct Scored {
   }
 };
 
-// transformers PR #44398, mlx-lm PR #531 (adjacent), sglang #13530, vllm-ascend PR #4641: no ReLU per head. 3 + relu(-5) beats 1 + 1.
+// transformers PR #44398, mlx-lm PR #531 (adjacent), sglang #13530, vllm-ascend PR #4641: no ReLU per head. 3 +
+// relu(-5) beats 1 + 1.
 TEST_P(Cases, B46_relu_is_applied_to_each_head) {
   for (const Recipe& recipe : kRecipes) {
     const Scored s(recipe, {1.F, 1.F}, {{3.F, -5.F}, {1.F, 1.F}});
@@ -161,7 +165,8 @@ TEST_P(Cases, B46_negative_weights_and_invisible_keys) {
   }
 }
 
-// TensorRT-LLM PR #12010, mlx-lm PR #1431: one index list a token, not one a head. [tokens, topk] whatever H; a head axis is refused.
+// TensorRT-LLM PR #12010, mlx-lm PR #1431: one index list a token, not one a head. [tokens, topk] whatever H; a head
+// axis is refused.
 TEST_P(Cases, B46_one_list_a_token) {
   ProblemSpec spec;
   spec.heads = 8, spec.rows = 3, spec.keys = 50, spec.exact = true, spec.seed = 146;
@@ -173,7 +178,8 @@ TEST_P(Cases, B46_one_list_a_token) {
   EXPECT_FALSE(ran([&] { support::run(a, exec()); }));
 }
 
-// The same sources on rotary pairs: pi/2 on pair 0 turns [1,0,0,0] into [0,0,1,0] half-split, [0,1,0,0] interleaved, by argument.
+// The same sources on rotary pairs: pi/2 on pair 0 turns [1,0,0,0] into [0,0,1,0] half-split, [0,1,0,0] interleaved,
+// by argument.
 TEST_P(Cases, B46_rotary_pairing_is_an_argument) {
   const Array x = floats({{1.F, 0.F, 0.F, 0.F}}), cos_sin = floats({{0.F, 1.F, 1.F, 0.F}}), position = Array::of({0});
   const Array weights = floats({{1.F}}), out(DType::f32, {1, 4}), weights_out(DType::f32, {1, 1});
@@ -193,7 +199,8 @@ TEST_P(Cases, B46_rotary_pairing_is_an_argument) {
   }
 }
 
-// ---- B48: strides -------------------------------------------------------------------------------------------------------------
+// ---- B48: strides
+// -------------------------------------------------------------------------------------------------------------
 
 /// 64 heads and `batch` requests of their own, as many as or more than the heads.
 Problem batch_of(int32_t batch, bool exact) {
@@ -204,7 +211,8 @@ Problem batch_of(int32_t batch, bool exact) {
   return drafts_of(spec, lens, 1);
 }
 
-// ROCm/aiter PR #1815: the head stride is passed as the batch stride. Right rows in a slice of a wider output, whose rest stays 7.
+// ROCm/aiter PR #1815: the head stride is passed as the batch stride. Right rows in a slice of a wider output, whose
+// rest stays 7.
 TEST_P(Cases, B48_output_is_a_slice_of_a_wider_matrix) {
   for (int32_t batch : {63, 64, 65, 96}) {
     const Problem p = batch_of(batch, batch % 2 == 0);
@@ -248,7 +256,8 @@ Array transposed(const Array& weights) {
   return t.seen_as(tensor(t.view().data, DType::f32, {rows, heads}, {1, rows}));
 }
 
-// vllm #40987: lengths are a column of a wider tensor, the table a slice, the weights a transpose. Right or refused, each.
+// vllm #40987: lengths are a column of a wider tensor, the table a slice, the weights a transpose. Right or refused,
+// each.
 TEST_P(Cases, B48_lengths_tables_and_weights_with_strides) {
   for (int32_t batch : {63, 64, 65, 96}) {
     const Problem p = batch_of(batch, batch % 2 == 1);

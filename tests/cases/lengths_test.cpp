@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapters 5 and 6, lengths and padding: lengths that are negative, zero, missing or more than there are rows; padded rows
-// that must not reach their neighbours in a shared buffer.
+// CASES chapters 5 and 6, lengths and padding: lengths that are negative, zero, missing or more than there are rows;
+// padded rows that must not reach their neighbours in a shared buffer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,8 @@ Ints first_then_fill(int64_t length, int32_t topk) {
   return row;
 }
 
-// vllm #51593, sglang PR #30378, #31123: padded drafts have length -1, read as 4.29e9. They are empty rows; the call returns.
+// vllm #51593, sglang PR #30378, #31123: padded drafts have length -1, read as 4.29e9. They are empty rows; the call
+// returns.
 TEST_P(Cases, B21_negative_lengths_are_empty_rows) {
   constexpr int64_t kWidth = 1048576;
   const Sparse scores(8 * kWidth * 4);
@@ -157,9 +158,11 @@ TEST_P(Cases, B26_other_operations_with_no_work) {
   EXPECT_EQ(blocks.touched_outside() + slots.touched_outside(), "");
 }
 
-// ---- B27: padded rows beside prefill rows ---------------------------------------------------------------------------------
+// ---- B27: padded rows beside prefill rows
+// ---------------------------------------------------------------------------------
 
-// vllm PR #32175, #39542: six padded decode rows in a buffer whose rows 4..8 hold prefill results. Only rows 0..3 are written.
+// vllm PR #32175, #39542: six padded decode rows in a buffer whose rows 4..8 hold prefill results. Only rows 0..3 are
+// written.
 TEST_P(Cases, B27_decode_rows_leave_the_prefill_rows_alone) {
   constexpr int32_t kTopk = 24;
   for (bool exact : {false, true}) {

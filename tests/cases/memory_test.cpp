@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 11, memory that grows with the context: rows in chunks of any size give the same selection, what a call asks for is
-// bounded, and what it takes while it runs is no more than that.
+// CASES chapter 11, memory that grows with the context: rows in chunks of any size give the same selection, what a
+// call asks for is bounded, and what it takes while it runs is no more than that.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ Picked in_chunks(const Problem& p, int64_t chunk, int32_t topk, const Exec& exec
   return all;
 }
 
-// sglang #35201, vllm #45663, #55569, llama.cpp #25468: the score matrix is cut into chunks. The selection does not depend on them.
+// sglang #35201, vllm #45663, #55569, llama.cpp #25468: the score matrix is cut into chunks. The selection does not
+// depend on them.
 TEST_P(Cases, B50_row_chunks_do_not_change_the_selection) {
   for (bool exact : {false, true}) {
     ProblemSpec spec;
@@ -62,7 +63,8 @@ MqaTopk shapes_of(int64_t keys, bool candidates) {
   return a;
 }
 
-// The same for memory: what a call asks for is at most 64 MiB, grows with nothing but bounds, and stops growing with the context.
+// The same for memory: what a call asks for is at most 64 MiB, grows with nothing but bounds, and stops growing with
+// the context.
 TEST_P(Cases, B50_workspace_does_not_grow_with_the_context) {
   for (bool candidates : {false, true}) {
     if (mqa_topk_unsupported(shapes_of(50000, candidates), exec()) != nullptr) continue;
@@ -77,7 +79,8 @@ TEST_P(Cases, B50_workspace_does_not_grow_with_the_context) {
   }
 }
 
-// ---- what a call takes while it runs -----------------------------------------------------------------------------------------
+// ---- what a call takes while it runs
+// -----------------------------------------------------------------------------------------
 
 /// Bytes of a line of /proc/self/status, "VmHWM"; -1 where there is none.
 int64_t process_bytes(const std::string& name) {
@@ -130,8 +133,8 @@ struct LongContext {
   }
 };
 
-// The same while it runs: a score matrix of 16 rows would be 64 MiB at a million keys. The call takes its workspace and little more,
-// and no more at a million keys than at the first two lengths.
+// The same while it runs: a score matrix of 16 rows would be 64 MiB at a million keys. The call takes its workspace
+// and little more, and no more at a million keys than at the first two lengths.
 TEST_P(Cases, B50_no_score_matrix_while_it_runs) {
   if (GetParam() == "ref") GTEST_SKIP() << "ref is the specification: it may allocate";
   const LongContext context;

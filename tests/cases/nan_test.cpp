@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 4, NaN, infinity, sentinels. The policy (docs/numerics.md): every NaN ranks alike, below -inf, whatever its sign and
-// payload, and is chosen only when fewer than topk other live keys exist; -inf is a score; neither ever becomes an index.
+// CASES chapter 4, NaN, infinity, sentinels. The policy (docs/numerics.md): every NaN ranks alike, below -inf,
+// whatever its sign and payload, and is chosen only when fewer than topk other live keys exist; -inf is a score;
+// neither ever becomes an index.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -75,8 +76,8 @@ Problem without_rubbish(const Problem& p) {
   return clean;
 }
 
-// The same source: keys past the context's end in its last page are NaN bytes with NaN scales. Visible scores are what they are
-// without them, and finite: hiding is not multiplying by zero.
+// The same source: keys past the context's end in its last page are NaN bytes with NaN scales. Visible scores are
+// what they are without them, and finite: hiding is not multiplying by zero.
 TEST_P(Cases, B16_nan_bytes_behind_the_last_key) {
   for (bool exact : {false, true}) {
     ProblemSpec spec;
@@ -116,7 +117,8 @@ std::vector<Floats> three_finite(const Other& other) {
   return scores;
 }
 
-// intel/torch-xpu-ops #4839: placeholders (-inf, -1) leak out of rows that are mostly -inf or NaN. Always eight positions.
+// intel/torch-xpu-ops #4839: placeholders (-inf, -1) leak out of rows that are mostly -inf or NaN. Always eight
+// positions.
 TEST_P(Cases, B18_placeholders_do_not_leak) {
   expect_policy(three_finite([](Random&) { return -kInf; }), 8, exec());
   expect_policy(three_finite([](Random& random) { return any_nan(random); }), 8, exec());
@@ -141,7 +143,8 @@ TEST_P(Cases, B18_nan_and_infinity_in_bf16_and_f16) {
   }
 }
 
-// rapidsai/raft #1822, PR #2814, flashinfer #1049: fewer finite scores than k. The finite ones first, then true -inf positions.
+// rapidsai/raft #1822, PR #2814, flashinfer #1049: fewer finite scores than k. The finite ones first, then true -inf
+// positions.
 TEST_P(Cases, B19_fewer_finite_scores_than_topk) {
   for (size_t width : {size_t{64}, size_t{5000}, size_t{200000}}) {
     Floats scores(width, -kInf);

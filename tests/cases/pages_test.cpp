@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 8, page lookup and block tables: positions against columns, lengths that reach past the table, tables narrower than
-// the score row, gather destinations smaller than the plan.
+// CASES chapter 8, page lookup and block tables: positions against columns, lengths that reach past the table, tables
+// narrower than the score row, gather destinations smaller than the plan.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,8 +61,8 @@ Array dense_logits_over(const Problem& p, const DenseKeys& keys, const Exec& exe
   return logits;
 }
 
-// ROCm/aiter PR #5591, #5600, #5614: the token position is used as the table's column. 6000 scores in 94 permuted pages equal the
-// reference and the dense scores of the gathered keys.
+// ROCm/aiter PR #5591, #5600, #5614: the token position is used as the table's column. 6000 scores in 94 permuted
+// pages equal the reference and the dense scores of the gathered keys.
 TEST_P(Cases, B33_positions_are_not_columns_of_the_table) {
   for (bool exact : {false, true}) {
     ProblemSpec spec;
@@ -80,10 +80,11 @@ TEST_P(Cases, B33_positions_are_not_columns_of_the_table) {
   }
 }
 
-// ---- B35: lengths past the table -------------------------------------------------------------------------------------------
+// ---- B35: lengths past the table
+// -------------------------------------------------------------------------------------------
 
-/// A request of columns * 128 keys that says it has `length`; every true score is below 0, so an invented 0 would win. The table ends
-/// there, or (`wild_column`) has one more column, of a page that is not in the cache.
+/// A request of columns * 128 keys that says it has `length`; every true score is below 0, so an invented 0 would
+/// win. The table ends there, or (`wild_column`) has one more column, of a page that is not in the cache.
 Problem longer_than_its_table(int32_t columns, int32_t length, bool exact, bool wild_column = false) {
   ProblemSpec spec;
   spec.page_size = 128, spec.exact = exact, spec.seed = 135;
@@ -157,7 +158,8 @@ TEST_P(Cases, B35_gathered_keys_past_the_table_are_nan) {
   EXPECT_FALSE(std::isnan(float_at(logits.view(), 0, 1279)));
 }
 
-// ---- B38: tables and rows narrower than topk or the score width ----------------------------------------------------------
+// ---- B38: tables and rows narrower than topk or the score width
+// ----------------------------------------------------------
 
 // flashinfer #2486: the page table is indexed by the score width. Slots of 4096 keys come from a table of 4096 columns.
 TEST_P(Cases, B38_page_table_narrower_than_the_score_row) {
@@ -218,7 +220,8 @@ TEST_P(Cases, B38_block_table_narrower_than_max_len) {
   }
 }
 
-// ---- B39: gather destinations ------------------------------------------------------------------------------------------------
+// ---- B39: gather destinations
+// ------------------------------------------------------------------------------------------------
 
 // vllm PR #51252: gathered rows that do not fit are skipped, and old memory is scored. Raises, with nothing written.
 TEST_P(Cases, B39_gather_larger_than_its_destination_raises) {
@@ -238,7 +241,8 @@ TEST_P(Cases, B39_gather_larger_than_its_destination_raises) {
   EXPECT_EQ(stats[kSkippedPages], 20000U - 16384U);
 }
 
-// The same plan done right: one request of 10000 rows a chunk, the workspace NaN before each. No NaN in a visible score.
+// The same plan done right: one request of 10000 rows a chunk, the workspace NaN before each. No NaN in a visible
+// score.
 TEST_P(Cases, B39_chunks_of_one_request_over_a_dirty_workspace) {
   for (bool exact : {false, true}) {
     ProblemSpec spec;

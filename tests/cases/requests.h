@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Paged problems whose requests have given lengths, where support::make_problem would draw them: what cases about padding, lengths
-// and batches are made of. Each request has pages of its own; behind its last key lie NaN bytes, behind its table wild page ids.
+// Paged problems whose requests have given lengths, where support::make_problem would draw them: what cases about
+// padding, lengths and batches are made of. Each request has pages of its own; behind its last key lie NaN bytes,
+// behind its table wild page ids.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -46,7 +47,8 @@ inline Problem requests_of(ProblemSpec spec, const Ints& lens, const Ints& row_r
   return p;
 }
 
-/// next_n rows a request; row j of a request of length n ends at n - next_n + 1 + j, as the library derives it from `end` [B].
+/// next_n rows a request; row j of a request of length n ends at n - next_n + 1 + j, as the library derives it from
+/// `end` [B].
 inline Problem drafts_of(const ProblemSpec& spec, const Ints& lens, int32_t next_n) {
   Ints row_request, ends;
   for (size_t b = 0; b < lens.size(); ++b) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapters 12 and 13, shapes and candidate blocks: every head count, draft length and head size is right or refused, heads
-// that only pad change no bit, blocks are cut at the row's own window.
+// CASES chapters 12 and 13, shapes and candidate blocks: every head count, draft length and head size is right or
+// refused, heads that only pad change no bit, blocks are cut at the row's own window.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 namespace topkey::cases {
 namespace {
 
-// ---- B51: shapes ---------------------------------------------------------------------------------------------------------------
+// ---- B51: shapes
+// ---------------------------------------------------------------------------------------------------------------
 
 const Ints kHeadCounts = {1, 4, 8, 16, 24, 32, 64, 128}, kDrafts = {1, 2, 3, 4, 6, 8}, kDims = {32, 64, 128};
 
@@ -26,8 +27,8 @@ ProblemSpec shape_spec(int32_t heads, int32_t dim, bool exact) {
   return spec;
 }
 
-// sglang PR #32738, DeepGEMM #222, vllm #43457, DeepGEMM #433 / PR #434: shapes outside the compiled set assert or are silently
-// wrong. Every H, next_n and D behind pages: within the bound of the reference, or refused.
+// sglang PR #32738, DeepGEMM #222, vllm #43457, DeepGEMM #433 / PR #434: shapes outside the compiled set assert or
+// are silently wrong. Every H, next_n and D behind pages: within the bound of the reference, or refused.
 TEST_P(Cases, B51_every_paged_shape_is_right_or_refused) {
   topkey::testing::Tally tally("B51 paged");
   for (int32_t heads : kHeadCounts) {
@@ -81,9 +82,11 @@ TEST_P(Cases, B51_padding_heads_change_no_bit) {
   }
 }
 
-// ---- B55: candidate blocks (ratio 1) --------------------------------------------------------------------------------------
+// ---- B55: candidate blocks (ratio 1)
+// --------------------------------------------------------------------------------------
 
-// sglang PR #38848: the newest positions of a partly filled block are lost. Of 21 tokens block 2 is {16..20}, no less and no more.
+// sglang PR #38848: the newest positions of a partly filled block are lost. Of 21 tokens block 2 is {16..20}, no less
+// and no more.
 TEST_P(Cases, B55_the_last_block_is_cut_at_the_window) {
   for (bool exact : {false, true}) {
     ProblemSpec spec;
@@ -150,8 +153,8 @@ std::vector<Ints> blocks_of(const Problem& p, const Exec& exec) {
   return ids;
 }
 
-// The same end to end: one search publishes blocks, the next is kept to them. It equals the dense search under a mask, also where
-// fewer keys than topk are admitted.
+// The same end to end: one search publishes blocks, the next is kept to them. It equals the dense search under a
+// mask, also where fewer keys than topk are admitted.
 TEST_P(Cases, B55_candidates_equal_a_mask) {
   for (bool exact : {false, true}) {
     ProblemSpec spec;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 9, sharding, as far as single operations express it: keys interleaved over ranks (whose positions are global), rows
-// dealt out to ranks that share an output buffer. Transports and layers have tests of their own.
+// CASES chapter 9, sharding, as far as single operations express it: keys interleaved over ranks (whose positions are
+// global), rows dealt out to ranks that share an output buffer. Transports and layers have tests of their own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,8 @@
 namespace topkey::cases {
 namespace {
 
-// ---- B40: keys over ranks -------------------------------------------------------------------------------------------------
+// ---- B40: keys over ranks
+// -------------------------------------------------------------------------------------------------
 
 /// Slots of one row of positions; `pages`: the request's table.
 Ints slots_of(const Ints& positions, const Ints& pages, int32_t page_size, Shard shard, const Exec& exec) {
@@ -31,7 +32,8 @@ Ints slots_of(const Ints& positions, const Ints& pages, int32_t page_size, Shard
   return row_of<int32_t>(slots.view(), 0);
 }
 
-// vllm PR #54541 (#46514): positions of other ranks are translated with the local table. A rank keeps its own, made local, and no other.
+// vllm PR #54541 (#46514): positions of other ranks are translated with the local table. A rank keeps its own, made
+// local, and no other.
 TEST_P(Cases, B40_global_positions_become_local_slots) {
   const auto local = [&](const Ints& positions, Shard shard) {
     return slots_of(positions, {0}, 4096, shard,
@@ -90,7 +92,8 @@ void expect_same_keys(const Problem& whole, const Problem& part, const Ints& pos
   }
 }
 
-// The same end to end: local searches, merged, equal the single-rank run bit for bit, and their slots hold the same keys.
+// The same end to end: local searches, merged, equal the single-rank run bit for bit, and their slots hold the same
+// keys.
 TEST_P(Cases, B40_sharded_searches_equal_a_single_rank) {
   constexpr int32_t kTopk = 96;
   for (bool exact : {false, true}) {
@@ -113,7 +116,8 @@ TEST_P(Cases, B40_sharded_searches_equal_a_single_rank) {
   }
 }
 
-// ---- B42: rows over ranks ---------------------------------------------------------------------------------------------------
+// ---- B42: rows over ranks
+// ---------------------------------------------------------------------------------------------------
 
 constexpr int32_t kRequests = 4, kContext = 9000, kWorld = 8, kSelected = 64;
 
@@ -161,8 +165,8 @@ Slice slice_of(const Problem& p, Slice chunk, int64_t rank) {
   return own;
 }
 
-/// One rank's step: for each chunk, gathers the keys of the chunk's requests into a workspace that stays dirty between chunks (also
-/// where it owns no row), then searches its own rows into the shared buffer.
+/// One rank's step: for each chunk, gathers the keys of the chunk's requests into a workspace that stays dirty
+/// between chunks (also where it owns no row), then searches its own rows into the shared buffer.
 void run_rank(const Problem& p, int64_t rank, int64_t chunk_rows, const Tensor& buffer, const Exec& exec) {
   const int64_t dim = p.spec.head_dim;
   const Array values(DType::f8_e4m3fn, {kRequests * kContext, dim}), scales(DType::f32, {kRequests * kContext});
@@ -205,8 +209,8 @@ void run_all_ranks(const Problem& p, int64_t chunk_rows, const Tensor& buffer, c
   for (std::thread& rank : ranks) rank.join();
 }
 
-// vllm #53691, PR #54394, sglang PR #39527: early tokens are lost when four prompts run at once over row shards. Equal to one rank;
-// the needle at position 0 is always found; a second, shorter step leaves no index of the first.
+// vllm #53691, PR #54394, sglang PR #39527: early tokens are lost when four prompts run at once over row shards.
+// Equal to one rank; the needle at position 0 is always found; a second, shorter step leaves no index of the first.
 TEST_P(Cases, B42_row_shards_equal_a_single_rank) {
   const int32_t rows = full() ? 1000 : 40;
   const int64_t chunk_rows = full() ? 300 : 12;

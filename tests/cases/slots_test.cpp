@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES B28 and B36, writing into pages: padding slots, slot lists shorter than the keys, caches of another geometry. What is written
-// is compared with quantize_k, byte by byte, and everything around it must stay as it was.
+// CASES B28 and B36, writing into pages: padding slots, slot lists shorter than the keys, caches of another geometry.
+// What is written is compared with quantize_k, byte by byte, and everything around it must stay as it was.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -99,8 +99,8 @@ void expect_gathered(const KeyCache& cache, const Exec& exec) {
   }
 }
 
-// ROCm/aiter PR #3235, TensorRT-LLM PR #18673, ROCm/ATOM PR #2008: slot -1 lands below the cache, or 0 in block 0. The 498 real slots
-// hold their keys, nothing else changed; padded rows are not looked at.
+// ROCm/aiter PR #3235, TensorRT-LLM PR #18673, ROCm/ATOM PR #2008: slot -1 lands below the cache, or 0 in block 0.
+// The 498 real slots hold their keys, nothing else changed; padded rows are not looked at.
 TEST_P(Cases, B28_padding_slots_and_slots_shorter_than_keys) {
   for (bool exact : {false, true}) {
     for (bool rope : {false, true}) {
@@ -145,7 +145,8 @@ TEST_P(Cases, B28_padding_slots_are_not_wild_under_strict) {
   expect_stored(b, rows, cache.data(), 0x5A);
 }
 
-// ---- B36: another cache's geometry --------------------------------------------------------------------------------------
+// ---- B36: another cache's geometry
+// --------------------------------------------------------------------------------------
 
 constexpr int64_t kSmallDim = 64;
 const Ints kWrittenPages = {0, 9, 10, 39};
@@ -195,8 +196,8 @@ void expect_round_trip(const KeyCache& cache, const Ints& pages, const Exec& exe
   }
 }
 
-// TensorRT-LLM PR #16219, #16223: a stride remembered from cache X (256 keys a page) is used on cache Y (64). Nothing is remembered:
-// each call goes by its own view, and Y seen through X's page size is refused.
+// TensorRT-LLM PR #16219, #16223: a stride remembered from cache X (256 keys a page) is used on cache Y (64). Nothing
+// is remembered: each call goes by its own view, and Y seen through X's page size is refused.
 TEST_P(Cases, B36_geometry_is_not_remembered_between_caches) {
   const Walled x(10 * 256 * (kSmallDim + 4)), y(40 * 64 * (kSmallDim + 4));
   const KeyCache cache_x = cache_of(x.data(), 10, 256), cache_y = cache_of(y.data(), 40, 64);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 2, threshold buckets and exactness: many keys so alike that a coarse first pass cannot tell them apart, and ties
-// that must be settled by position. Each is asked of topk, mqa_topk and paged_mqa_topk.
+// CASES chapter 2, threshold buckets and exactness: many keys so alike that a coarse first pass cannot tell them
+// apart, and ties that must be settled by position. Each is asked of topk, mqa_topk and paged_mqa_topk.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,8 @@ Ints winners_of_near_equal() {
   return winners;
 }
 
-// sgl-project/sglang #36807, #35257, flashinfer #2604: distinct scores in one coarse bucket. Exactly the 2048 best are chosen.
+// sgl-project/sglang #36807, #35257, flashinfer #2604: distinct scores in one coarse bucket. Exactly the 2048 best
+// are chosen.
 TEST_P(Cases, B06_near_equal_scores_overflow_a_candidate_buffer) {
   const Ints want = winners_of_near_equal();
   each_way({{near_equal()}, 2048}, exec(), [&](const Picked& p) { EXPECT_EQ(p.indices[0], want); });
@@ -51,7 +52,8 @@ TEST_P(Cases, B06_near_equal_scores_in_every_row_of_a_batch) {
   EXPECT_EQ(p.indices, std::vector<Ints>(kRows, winners_of_near_equal()));
 }
 
-// flashinfer #2604 / PR #2605: in bf16 the same scores are heavy ties. Value-exact, and ties go to the lowest positions.
+// flashinfer #2604 / PR #2605: in bf16 the same scores are heavy ties. Value-exact, and ties go to the lowest
+// positions.
 TEST_P(Cases, B06_near_equal_scores_as_bf16_ties) {
   const Floats wide = near_equal();
   std::vector<uint16_t> scores;

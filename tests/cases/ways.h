@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// One question, given as scores, asked of all three selections: topk gets the scores, the two searches get fp8 keys whose dot with
-// the query is 1 and whose scale is the wanted score, which is exact in every arithmetic. So a case about selection on given
-// scores is at the same time a case of the fused operations on exact inputs.
+// One question, given as scores, asked of all three selections: topk gets the scores, the two searches get fp8 keys
+// whose dot with the query is 1 and whose scale is the wanted score, which is exact in every arithmetic. So a case
+// about selection on given scores is at the same time a case of the fused operations on exact inputs.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -100,7 +100,8 @@ inline void expect_same(const Picked& a, const Picked& b, const char* what) {
 
 }  // namespace way
 
-/// Asks topk, mqa_topk and paged_mqa_topk the same question and demands the same bits of all; topk is compared with a full sort.
+/// Asks topk, mqa_topk and paged_mqa_topk the same question and demands the same bits of all; topk is compared with a
+/// full sort.
 inline void each_way(const Asked& asked, const Exec& exec, const std::function<void(const Picked&)>& judge) {
   way::Keys k = way::keys_of(asked);
   const Array scores = floats(asked.scores);

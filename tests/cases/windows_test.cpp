@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// CASES chapter 7, visible windows and coordinates: which column is column 0, what unit a length has, which position a row of a
-// context-parallel rank stands at.
+// CASES chapter 7, visible windows and coordinates: which column is column 0, what unit a length has, which position
+// a row of a context-parallel rank stands at.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,8 @@ Floats packed_scores() {
   return scores;
 }
 
-// sglang PR #12582 (#11629), vllm PR #56749: a row's start is ignored. Row 1 finds B's last 2048 positions, counted from B's first.
+// sglang PR #12582 (#11629), vllm PR #56749: a row's start is ignored. Row 1 finds B's last 2048 positions, counted
+// from B's first.
 TEST_P(Cases, B29_positions_count_from_the_rows_own_start) {
   const Asked two{{packed_scores(), packed_scores()}, 2048, Order::position, {0, 3000}, {3000, 8000}};
   each_way(two, exec(), [](const Picked& p) {
@@ -32,7 +33,8 @@ TEST_P(Cases, B29_positions_count_from_the_rows_own_start) {
   each_way(tail, exec(), [](const Picked& p) { EXPECT_EQ(p.indices[0], progression(2952, 2048)); });
 }
 
-// The same with both rows over one key matrix: relative positions, absolute ones on request, and slots of the row's own request.
+// The same with both rows over one key matrix: relative positions, absolute ones on request, and slots of the row's
+// own request.
 TEST_P(Cases, B29_packed_keys_of_two_requests) {
   const way::Keys k = way::keys_of({{packed_scores()}, 1});
   const Array start = Array::of({0, 3000}), end = Array::of({3000, 8000}), base = Array::of({0, 3000});
@@ -61,7 +63,8 @@ TEST_P(Cases, B29_packed_keys_of_two_requests) {
   EXPECT_EQ(row_of<int32_t>(slots.view(), 1), progression(900 * 64 + 2952, 2048));
 }
 
-// ---- B31: lengths count key rows ---------------------------------------------------------------------------------------------
+// ---- B31: lengths count key rows
+// ---------------------------------------------------------------------------------------------
 
 /// Rows that see `lens` keys, with 1e30 in the first column that they may not see; every operation must stop before it.
 void expect_stops_at(const Ints& lens, const Exec& exec) {
@@ -82,7 +85,8 @@ void expect_stops_at(const Ints& lens, const Exec& exec) {
   }
 }
 
-// ROCm/aiter PR #4661, flashinfer PR #5288: row ends in the wrong unit. (seq - next_n + t + 1) / ratio, divided once and used as given.
+// ROCm/aiter PR #4661, flashinfer PR #5288: row ends in the wrong unit. (seq - next_n + t + 1) / ratio, divided once
+// and used as given.
 TEST_P(Cases, B31_lengths_under_compression_are_divided_once) {
   struct Step {
     int32_t seq, next_n, ratio;
@@ -106,7 +110,8 @@ TEST_P(Cases, B31_explicit_ends_are_used_as_given) {
   }
 }
 
-// ---- B32: prefill context parallel -----------------------------------------------------------------------------------------
+// ---- B32: prefill context parallel
+// -----------------------------------------------------------------------------------------
 
 /// One request of 37 tokens, a row each.
 Problem prefill_of_37(bool exact) {
@@ -123,7 +128,8 @@ Picked in_two_steps(const Problem& p, int32_t topk, const Exec& exec) {
   return pick_exactly(a, exec);
 }
 
-// sglang PR #27276: round-robin ranks take their rows for contiguous ones. Put together they equal the single rank, row by row.
+// sglang PR #27276: round-robin ranks take their rows for contiguous ones. Put together they equal the single rank,
+// row by row.
 TEST_P(Cases, B32_round_robin_ranks_reassemble) {
   for (bool exact : {false, true}) {
     const Problem whole = prefill_of_37(exact);
@@ -143,8 +149,8 @@ TEST_P(Cases, B32_round_robin_ranks_reassemble) {
   }
 }
 
-// sglang PR #20531: the table holds this rank's three requests, the lengths all five. Refused by shape; by request id, fill only
-// beyond the table, counted; under strict an error.
+// sglang PR #20531: the table holds this rank's three requests, the lengths all five. Refused by shape; by request
+// id, fill only beyond the table, counted; under strict an error.
 TEST_P(Cases, B32_table_of_three_requests_lengths_of_five) {
   ProblemSpec spec;
   spec.exact = true, spec.seed = 134;

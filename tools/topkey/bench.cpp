@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// topkey bench: medians of whole calls, each beside the machine's ceiling measured in the same run. Tests never time anything; this is where
-// speed is shown. --json writes the rows of bench/results/<device>.json.
+// topkey bench: medians of whole calls, each beside the machine's ceiling measured in the same run. Tests never time
+// anything; this is where speed is shown. --json writes the rows of bench/results/<device>.json.
 #include <CLI/CLI.hpp>
 
 #include <fmt/format.h>

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What this machine can do, measured in the same run as the operations: the fused multiply-adds of a loop that does nothing else, the bandwidth
-// of a copy, and a matrix product by OpenBLAS where it is installed. A bench figure without its ceiling says little.
+// What this machine can do, measured in the same run as the operations: the fused multiply-adds of a loop that does
+// nothing else, the bandwidth of a copy, and a matrix product by OpenBLAS where it is installed. A bench figure
+// without its ceiling says little.
 #pragma once
 #include <string>
 
 namespace topkey::cli {
 
-/// FLOP/s of fused multiply-adds in registers, all threads at once, with the vectors of `isa` (Highway's name; others: scalar).
+/// FLOP/s of fused multiply-adds in registers, all threads at once, with the vectors of `isa` (Highway's name;
+/// others: scalar).
 double fma_peak(const std::string& isa, int threads);
 /// Bytes/s of memcpy over 256 MiB a thread, bytes read plus bytes written.
 double copy_bandwidth(int threads);

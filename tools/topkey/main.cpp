@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// topkey info | run | check | make-trace | bench. Exit codes: 0 equal or done, 1 differs, 2 bad input, 3 backend unusable.
+// topkey info | run | check | make-trace | bench. Exit codes: 0 equal or done, 1 differs, 2 bad input, 3 backend
+// unusable.
 #include <CLI/CLI.hpp>
 
 #include <fmt/core.h>
