@@ -34,9 +34,8 @@ struct GatherK {
   uint32_t struct_size;
   PagedKeys keys;  ///< block_table per request
   Tensor indptr;   ///< i32 [B+1], ascending from 0
-  int64_t
-      /// host upper bound of indptr[B]; more than out has rows raises. Rows past it are not written, and are counted
-      total;
+  /// host upper bound of indptr[B]; more than out has rows raises. Rows past it are not written, and are counted
+  int64_t total;
   DenseKeys out;  ///< [>=total,...] in the cache's format
 };
 TOPKEY_OP(gather_k, GatherK)
