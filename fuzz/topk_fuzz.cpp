@@ -47,9 +47,9 @@ class Bytes {
   size_t size_;
 };
 
-Array positions(Bytes& bytes, int64_t count, int32_t lowest) {
+Array positions(Bytes& bytes, int64_t count, int32_t lowest, int32_t highest = INT32_MAX) {
   const Array array(DType::i32, {count});
-  for (int64_t i = 0; i < count; ++i) array.as<int32_t>()[i] = std::max(lowest, bytes.position());
+  for (int64_t i = 0; i < count; ++i) array.as<int32_t>()[i] = std::clamp(bytes.position(), lowest, highest);
   return array;
 }
 
@@ -62,10 +62,14 @@ struct Call {
 
 void read_windows(Bytes& bytes, Call& c) {
   const int64_t rows = c.args.rows.count;
-  // start - position must stay inside int32, as the header's indices do.
+  // A row has at most 2^31-1 keys.
   if (bytes.flag()) c.start = positions(bytes, rows, -1000);
   if (bytes.flag()) {
-    (bytes.flag() ? c.end : c.length) = positions(bytes, rows, INT32_MIN);
+    if (bytes.flag()) {
+      c.end = positions(bytes, rows, INT32_MIN, INT32_MAX - 1000);
+    } else {
+      c.length = positions(bytes, rows, INT32_MIN);
+    }
   }
   if (bytes.flag()) c.row_topk = positions(bytes, rows, INT32_MIN);
   if (bytes.flag()) c.args.rows.max_len = bytes.below(70);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Any bytes as a trace file: reading it, building the call and running it on `ref` must end in a result or in a worded
-// error. Seeds: a small file of each operation, fuzz/corpus/trace_fuzz.
+// error. Seeds: a small file of each operation, fuzz/corpus/trace.
 #include <cstddef>
 #include <cstdint>
 #include <memory>

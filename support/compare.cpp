@@ -41,7 +41,7 @@ float want_of(const Tensor& mask, DType dtype, int64_t row, int64_t column, floa
 /// Both sides were rounded once more, to f32 (a mask was added) or bf16: for arithmetics that are not S_ref itself.
 double rounding_of(float value, bool masked, DType dtype) {
   const double size = std::abs(static_cast<double>(value));
-  return (masked ? size * 0x1p-23 : 0) + (dtype == DType::bf16 ? size * 0x1p-8 : 0);
+  return (masked ? size * 0x1p-23 : 0) + (dtype == DType::bf16 ? size * 0x1p-7 + 0x1p-133 : 0);
 }
 
 void judge_cell(Report& report, const Cell& cell, int64_t row, int64_t column, double a) {

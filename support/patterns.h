@@ -48,7 +48,7 @@ class Random {
     for (int i = 0; i < 3; ++i) {
       for (uint64_t bits = next(), j = 0; j < 4; ++j, bits >>= 16) sum += static_cast<int64_t>(bits & 0xFFFF);
     }
-    return static_cast<float>(sum - 6 * 0xFFFF) * 0x1p-16F;
+    return static_cast<float>(sum - int64_t{6} * 0xFFFF) * 0x1p-16F;
   }
   template <class T>
   void shuffle(std::vector<T>& values) {

@@ -170,9 +170,9 @@ const TraceTensor* Trace::find(const std::string& name) const {
   return place == tensors.end() ? nullptr : &place->second;
 }
 
-std::string Trace::text(const std::string& key, std::string fallback) const {
+std::string Trace::text(const std::string& key, const std::string& fallback) const {
   const auto place = metadata.find(key);
-  return place == metadata.end() ? std::move(fallback) : place->second;
+  return place == metadata.end() ? fallback : place->second;
 }
 
 int64_t Trace::number(const std::string& key, int64_t fallback) const {

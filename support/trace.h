@@ -42,9 +42,9 @@ struct Trace {
   std::map<std::string, TraceTensor> tensors;
   std::map<std::string, std::string> metadata;
 
-  const TraceTensor* find(const std::string& name) const;                ///< null: not there
-  std::string text(const std::string& key, std::string fallback) const;  ///< metadata
-  int64_t number(const std::string& key, int64_t fallback) const;        ///< metadata; TraceError unless a whole number
+  const TraceTensor* find(const std::string& name) const;                       ///< null: not there
+  std::string text(const std::string& key, const std::string& fallback) const;  ///< metadata
+  int64_t number(const std::string& key, int64_t fallback) const;  ///< metadata; TraceError unless a whole number
 };
 
 /// `text` of metadata `key` as a whole number; TraceError if it is none.

@@ -114,7 +114,9 @@ TEST_F(Cli, EveryOperationGoesFromMakeTraceThroughRunToCheck) {
     const Trace again = trace_of(call.args());
     for (const auto& [name, tensor] : again.tensors) {
       const TraceTensor* given = before.find(name);
-      if (given != nullptr) EXPECT_EQ(given->bytes, tensor.bytes) << op << " " << name;
+      if (given != nullptr) {
+        EXPECT_EQ(given->bytes, tensor.bytes) << op << " " << name;
+      }
       EXPECT_TRUE(given != nullptr || name == "cache")
           << op << " " << name << ": only store_k makes a tensor that is missing";
     }

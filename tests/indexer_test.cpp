@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The layer: one step of mixed requests equals store_k and paged_mqa_topk apart, and the oracle; what of the buffer
-// is cleared and what is never touched (CASES B26, B27); candidate roles; its workspace; and that a step that is
-// refused has written nothing at all.
+// The layer: a mixed step equals store_k and paged_mqa_topk apart, and the oracle; what of the buffer is cleared and
+// what never touched (B26, B27); candidate roles; workspace; a step that is refused has written nothing.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -16,9 +15,8 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 Bytes bytes_of(const Array& a) { return {a.as<uint8_t>(), a.as<uint8_t>() + a.bytes()}; }
 
-/// Requests of `lens` key rows with `rows[b]` query rows each, the newest tokens; `padded` rows behind them; pages of
-/// 16. The last rows[b] keys of each request are not in the cache but in `k`, as ready codes, and their places hold
-/// NaN.
+/// Requests of `lens` key rows with `rows[b]` query rows each, the newest tokens; `padded` rows behind; pages of 16.
+/// The last rows[b] keys of each request are in `k`, as ready codes, not in the cache, where their places hold NaN.
 struct Step {
   Problem p;
   Array k, k_scales, slots, request, end;

@@ -55,7 +55,7 @@ Parts split(Pattern pattern, int64_t rows, int64_t keys, int64_t world, int64_t 
 TEST(Merge, AnyPartitionEqualsTheWhole) {
   Tally tally("merge_topk, drawn");
   for (const std::string& backend : host_backends()) {
-    property("merge_topk equals a full sort of the whole", 800, [&] {
+    property("merge_topk equals a full sort of the whole", 3000, [&] {
       const auto pattern = static_cast<Pattern>(draw(0, kNumPatterns - 1));
       Random random(static_cast<uint64_t>(draw(1, 1000000)));
       const int64_t rows = draw(0, 4), keys = draw(0, 120), world = draw(1, 8);

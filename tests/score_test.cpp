@@ -60,7 +60,7 @@ void check_call(const Args& args, const Problem& p, const Logits& logits, const 
 TEST(Score, DenseEqualsTheOracle) {
   Tally tally("mqa_logits, drawn");
   for (const std::string& backend : host_backends()) {
-    property("mqa_logits equals the oracle", 700, [&] {
+    property("mqa_logits equals the oracle", 1200, [&] {
       const Problem p = make_problem(draw_spec(false));
       const Logits logits(draw_of({DType::f32, DType::f32, DType::bf16}), p.count(), p.width());
       MqaLogits args = p.dense_logits(logits.view(), draw_flag());
@@ -75,7 +75,7 @@ TEST(Score, DenseEqualsTheOracle) {
 TEST(Score, PagedEqualsTheOracle) {
   Tally tally("paged_mqa_logits, drawn");
   for (const std::string& backend : host_backends()) {
-    property("paged_mqa_logits equals the oracle", 700, [&] {
+    property("paged_mqa_logits equals the oracle", 1200, [&] {
       const ProblemSpec spec = draw_spec(true);
       const Problem p = make_problem(spec);
       const Logits logits(draw_of({DType::f32, DType::f32, DType::bf16}), p.count(), p.width());

@@ -25,7 +25,7 @@ void corrupt_table(Problem& p, Random& random) {
 TEST(SearchFaults, WildPageIdsAreNotLiveAndCounted) {
   Tally tally("paged_mqa_topk, wild pages");
   for (const std::string& backend : host_backends()) {
-    property("wild page ids are skipped and counted", 400, [&] {
+    property("wild page ids are skipped and counted", 1000, [&] {
       ProblemSpec spec = draw_spec(true);
       spec.max_len = 0;
       Problem p = make_problem(spec);
@@ -219,7 +219,7 @@ Gathered search_shards(const Problem& whole, int32_t world, int32_t interleave, 
 TEST(SearchShards, MergedShardsEqualTheWhole) {
   Tally tally("paged_mqa_topk under a shard, merge_topk");
   for (const std::string& backend : host_backends()) {
-    property("merged shards equal the whole", 250, [&] {
+    property("merged shards equal the whole", 500, [&] {
       ProblemSpec spec = draw_spec(true);
       if (spec.windows == Windows::random || spec.windows == Windows::wild) spec.windows = Windows::causal;  // no start
       spec.max_len = 0;

@@ -72,7 +72,7 @@ void check_search(const Args& args, const Problem& p, const Outputs& outputs, co
 TEST(Search, DenseFusedEqualsUnfused) {
   Tally tally("mqa_topk, drawn");
   for (const std::string& backend : host_backends()) {
-    property("mqa_topk equals mqa_logits and a full sort", 700, [&] {
+    property("mqa_topk equals mqa_logits and a full sort", 1500, [&] {
       const Problem p = make_problem(draw_spec(false));
       Random random(p.spec.seed);
       Borrowed borrowed;
@@ -88,7 +88,7 @@ TEST(Search, DenseFusedEqualsUnfused) {
 TEST(Search, PagedFusedEqualsUnfused) {
   Tally tally("paged_mqa_topk, drawn");
   for (const std::string& backend : host_backends()) {
-    property("paged_mqa_topk equals paged_mqa_logits and a full sort", 1000, [&] {
+    property("paged_mqa_topk equals paged_mqa_logits and a full sort", 2000, [&] {
       const Problem p = make_problem(draw_spec(true));
       Random random(p.spec.seed);
       Borrowed borrowed;
@@ -137,7 +137,7 @@ TEST(Search, EveryPattern) {
 TEST(Search, PagedEqualsDenseOverGatheredKeys) {
   Tally tally("paged_mqa_topk, against dense");
   for (const std::string& backend : host_backends()) {
-    property("paged_mqa_topk equals mqa_topk on the gathered keys", 300, [&] {
+    property("paged_mqa_topk equals mqa_topk on the gathered keys", 500, [&] {
       ProblemSpec spec = draw_spec(true);
       spec.max_len = 0;
       // Beyond its length a request still has the rest of its last page, which the gathered matrix has not.
@@ -177,7 +177,7 @@ TEST(Search, PagedEqualsDenseOverGatheredKeys) {
 TEST(Search, NothingButTheArgumentsMatters) {
   Tally tally("paged_mqa_topk, repeats");
   for (const std::string& backend : host_backends()) {
-    property("same bits on every call", 150, [&] {
+    property("same bits on every call", 300, [&] {
       const Problem p = make_problem(draw_spec(true));
       const auto topk = static_cast<int32_t>(draw(1, 40));
       Want want;
@@ -236,7 +236,7 @@ TEST(Search, ShortRowsAreScoredOnlyIfNeeded) {
 TEST(Search, PublishedBlocksAdmitTheirKeys) {
   Tally tally("mqa_topk, two levels");
   for (const std::string& backend : host_backends()) {
-    property("blocks as candidates equal a mask", 150, [&] {
+    property("blocks as candidates equal a mask", 300, [&] {
       ProblemSpec spec = draw_spec(false);
       if (spec.windows == Windows::wild || spec.windows == Windows::random) spec.windows = Windows::causal;
       spec.max_len = 0;

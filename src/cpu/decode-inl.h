@@ -121,9 +121,16 @@ struct FromF16 {
   static constexpr bool kPairs = true;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t) const {
+#if HWY_TARGET == HWY_SCALAR
+    // Highway's scalar conversion takes inf and NaN for numbers.
+    uint16_t half;
+    std::memcpy(&half, from, sizeof half);
+    return hn::Set(d, f16_to_float(half));
+#else
     const hn::Rebind<uint16_t, D> du16;
     const hn::Rebind<hwy::float16_t, D> df16;
     return hn::PromoteTo(d, hn::BitCast(df16, hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from))));
+#endif
   }
 };
 

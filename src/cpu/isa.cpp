@@ -16,11 +16,11 @@ std::string apply() {
   const char* wanted = std::getenv("TOPKEY_CPU_ISA");
   if (wanted == nullptr || *wanted == '\0') return {};
   // What is compiled and what the machine can run; the static target runs anywhere.
-  const uint32_t usable = (static_cast<uint32_t>(hwy::SupportedTargets()) & static_cast<uint32_t>(HWY_TARGETS)) |
-                          static_cast<uint32_t>(HWY_STATIC_TARGET);
+  const uint64_t usable = (static_cast<uint64_t>(hwy::SupportedTargets()) & static_cast<uint64_t>(HWY_TARGETS)) |
+                          static_cast<uint64_t>(HWY_STATIC_TARGET);
   std::string have;
-  for (uint32_t rest = usable; rest != 0; rest &= rest - 1) {
-    const uint32_t target = rest & (~rest + 1);
+  for (uint64_t rest = usable; rest != 0; rest &= rest - 1) {
+    const int64_t target = static_cast<int64_t>(rest & (~rest + 1));  // SCALAR is bit 62
     const char* name = hwy::TargetName(target);
     if (std::strcmp(name, wanted) == 0) {
       hwy::DisableTargets(~target);

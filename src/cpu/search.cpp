@@ -133,7 +133,7 @@ class Pass {
   SinkBuffers buffers_of(const Task& task, int64_t i) const {
     return task.part < 0 ? room_.scratch.sinks[i] : room_.part_buffers(part_of(task, i));
   }
-  static int64_t part_of(const Task& task, int64_t i) { return task.part + task.slice * task.num_rows + i; }
+  static int64_t part_of(const Task& task, int64_t i) { return task.part + int64_t{task.slice} * task.num_rows + i; }
 
   void do_task(const Task& task) {
     RowSink sinks[kRowBlock];

@@ -91,12 +91,18 @@ Problem longer_than_its_table(int32_t columns, int32_t length, bool exact, bool 
   Problem p = requests_of(spec, {columns * 128}, {0}, {length});
   narrow_table(p, wild_column ? columns + 1 : columns);
   for (int64_t i = 0; i < p.weights.size(); ++i) p.weights.as<float>()[i] = -std::abs(p.weights.as<float>()[i]);
+  for (int64_t i = 0; i < p.q.size(); ++i) p.q.as<uint8_t>()[i] &= 0x7F;  // no negative dot, so no ReLU zero
+  for (int64_t t = 0; t < p.lens[0]; ++t) {
+    for (int64_t d = 0; d < spec.head_dim; ++d) p.values_at(0, t)[d] &= 0x7F;
+    p.scales_at(0, t)[3] &= 0x7F;  // the scale's sign
+  }
   return p;
 }
 
 void expect_only_the_tables_keys(int32_t columns, int32_t length, const Problem& p, const Exec& exec) {
   const Picked chosen = expect_right(p, 2048, exec);
   EXPECT_EQ(invalid(chosen.indices[0], 2048, 0, columns * 128), "");
+  for (float score : chosen.scores[0]) ASSERT_LT(score, 0.F);
   EXPECT_EQ(chosen.stats[kSkippedPages], static_cast<uint64_t>(length - columns * 128));
   Problem cut = p;
   cut.end = Array::of({columns * 128});

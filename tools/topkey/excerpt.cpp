@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -88,7 +89,7 @@ std::string map_of(const std::vector<Chosen>& chosen, const Window& window) {
   for (int64_t i = window.start; i < window.end; ++i) ++size[cell(i)];
   for (const Chosen& c : chosen) part[cell(c.position)] += 1.0 / static_cast<double>(size[cell(c.position)]);
   std::string bars;
-  for (const double x : part) bars += kBars[x == 0 ? 0 : std::clamp(static_cast<int>(x * 8 + 0.5), 1, 8)];
+  for (const double x : part) bars += kBars[x == 0 ? 0 : std::clamp<long>(std::lround(x * 8), 1, 8)];
   return bars;
 }
 

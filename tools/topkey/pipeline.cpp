@@ -58,6 +58,7 @@ std::vector<int64_t> slots_of(const PagedKeys& keys, const Tensor& vectors, cons
   const int64_t page_size = keys.cache.page_size;
   std::vector<int64_t> slots(static_cast<size_t>(requests * width), -1), seen(static_cast<size_t>(requests), 0);
   for (const Window& window : windows) {
+    if (window.size() == 0) continue;  // its request may be none
     int64_t& done = seen[static_cast<size_t>(window.request)];
     for (; done < window.end; ++done) {
       const int64_t page = support::int_at(keys.block_table, window.request, done / page_size);

@@ -33,8 +33,8 @@ void Progress::at(int64_t done) {
   drawn_ = true;
   const double part = std::min(1.0, static_cast<double>(done) / static_cast<double>(total_));
   const int full = static_cast<int>(part * kWidth);
-  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {} left \033[K", what_, "", full, "", kWidth - full, part * 100,
-             duration(spent / part - spent));
+  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {:.0f} s left \033[K", what_, "", full, "", kWidth - full,
+             part * 100, spent / part - spent);
   std::fflush(stderr);
 }
 

@@ -89,9 +89,10 @@ Result run_call(const support::Call& call, const Options& options, double loadin
 
 void print_table(const Study& study, const support::Trace& trace) {
   if (study.table.empty()) return fmt::print("\nno comparison with exact attention: {}\n", study.missing);
-  fmt::print("\nagainst exact attention over the unquantised bf16 vectors (means over {} of {} rows{})\n", study.rows,
-             study.of_rows,
-             trace.text("model", "") == "synthetic" ? "; SYNTHETIC random vectors: says nothing about a model" : "");
+  fmt::print("\nagainst exact attention over the unquantised bf16 vectors (means over {} of {} rows)\n", study.rows,
+             study.of_rows);
+  if (trace.text("model", "") == "synthetic")
+    fmt::print("SYNTHETIC: random vectors, which say nothing about a model\n");
   fmt::print("  {:>6}  {:>7}  {:>7}  {:>9}  {:>9}\n", "topk", "recall", "mass", "best mass", "last topk");
   for (const Quality& q : study.table) {
     fmt::print("  {:>6}  {:>6.1f}%  {:>6.1f}%  {:>8.1f}%  {:>8.1f}%\n", q.topk, 100 * q.recall, 100 * q.mass,

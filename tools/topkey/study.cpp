@@ -36,9 +36,6 @@ class Attention {
     }
   }
 
-  int64_t width() const { return width_; }
-  int64_t requests() const { return requests_; }
-  int64_t heads() const { return heads_; }
   int64_t work(const Window& window) const { return window.size() * heads_ * head_dim_; }
 
   /// Probability of each key of the window, mean over heads.
@@ -138,7 +135,7 @@ std::string study_obstacle(const support::Call& call, const std::vector<Window>&
   }
   const int64_t requests = keys->shape.size() == 3 ? keys->shape[0] : 1, width = keys->shape[keys->shape.size() - 2];
   for (const Window& window : windows) {
-    if (window.size() > 0 && (window.request >= requests || window.end > width))
+    if (window.size() > 0 && (window.start < 0 || window.request >= requests || window.end > width))
       return "keys_bf16 does not cover all rows";
   }
   const bool plain = std::visit(
@@ -192,10 +189,9 @@ std::vector<Window> windows_of(const support::CallArgs& args) {
   const auto collect = [&](const Rows& rows, int64_t columns, int64_t tables) {
     for (int64_t r = 0; r < rows.count; ++r) {
       const support::RowRange range = support::row_range(rows, r, columns, tables);
-      const int64_t start = std::max<int64_t>(range.start, 0);
       const int64_t limit = rows.max_len > 0 ? std::min(columns, range.start + rows.max_len) : columns;
-      const int64_t end = range.visible() == 0 ? start : std::max(start, std::min(range.end, limit));
-      windows.push_back({start, end, tables < 0 ? 0 : range.request});
+      const int64_t end = range.visible() == 0 ? range.start : std::max(range.start, std::min(range.end, limit));
+      windows.push_back({range.start, end, tables < 0 ? 0 : range.request});
     }
   };
   if (const auto* dense = std::get_if<MqaTopk>(&args)) collect(dense->rows, dense->keys.values.shape[0], -1);
