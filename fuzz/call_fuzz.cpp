@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/call.h"
+#include "support/problem.h"
 #include "support/trace.h"
 
 namespace {
@@ -118,26 +119,80 @@ support::TraceTensor any_tensor(FuzzedDataProvider& data) {
   return tensor;
 }
 
-support::Trace any_trace(FuzzedDataProvider& data) {
+/// Tensors that some operation around the score takes as they are; the scoring operations come from a Problem.
+support::Trace base_of_stage(const std::string& op, KeyFormat format) {
   support::Trace trace;
-  static const std::vector<std::string> kOps = support::operation_names();
-  trace.metadata["op"] = kOps[data.ConsumeIntegralInRange<size_t>(0, kOps.size() - 1)];
-  while (data.remaining_bytes() > 0) {
-    switch (data.ConsumeIntegralInRange(0, 3)) {
-      case 0: {
-        const Word& word = words()[data.ConsumeIntegralInRange<size_t>(0, words().size() - 1)];
-        trace.metadata[word.key] = word.values[data.ConsumeIntegralInRange<size_t>(0, word.values.size() - 1)];
-        break;
-      }
-      case 1: {
-        const bool small = data.ConsumeIntegralInRange(0, 7) > 0;
-        const int64_t value = small ? data.ConsumeIntegralInRange<int64_t>(0, 40) : data.ConsumeIntegral<int64_t>();
-        trace.metadata[data.PickValueInArray(kNumbers)] = std::to_string(value);
-        break;
-      }
-      default: trace.tensors.insert_or_assign(data.PickValueInArray(kTensors), any_tensor(data));
+  const auto put = [&](const char* name, const char* dtype, std::vector<int64_t> shape) {
+    support::TraceTensor& tensor = trace.tensors[name] = support::make_tensor(dtype, std::move(shape));
+    for (size_t i = 0; i < tensor.bytes.size(); ++i)
+      tensor.bytes[i] = static_cast<std::byte>(i % 4 == 0 ? i / 4 % 3 : 0);
+  };
+  const bool merges = op == "merge_topk";
+  put("scores", "F32", merges ? std::vector<int64_t>{2, 3, 4} : std::vector<int64_t>{3, 8});
+  put("indices", "I32", merges ? std::vector<int64_t>{2, 3, 4} : std::vector<int64_t>{3, 4});
+  put("query_start", "I32", {3}), put("seq_lens", "I32", {2}), put("block_table", "I32", {3, 3});
+  put("q", "F32", {2, 2, 32}), put("weights", "F32", {2, 2}), put("k", "F32", {5, 32}), put("slot_mapping", "I32", {5});
+  trace.metadata = {{"topk", "3"},      {"block_size", "2"}, {"num_blocks", "2"},
+                    {"page_size", "4"}, {"head_dim", "32"},  {"capacity", "4"}};
+  trace.metadata["format"] = format_name(format);
+  return trace;
+}
+
+support::Trace base_of(const std::string& op, KeyFormat format) {
+  if (op.find("mqa") == std::string::npos && op != "gather_k") return base_of_stage(op, format);
+  support::ProblemSpec spec;
+  spec.format = format;
+  spec.heads = 2, spec.rows = 4, spec.keys = 20, spec.requests = 2, spec.page_size = 4, spec.exact = true;
+  spec.paged = op.rfind("mqa", 0) != 0;
+  const support::Problem p = support::make_problem(spec);
+  const int32_t indptr[] = {0, 2, 5};
+  GatherK gather{};
+  if (op == "mqa_logits") return support::trace_of(p.dense_logits({}));
+  if (op == "mqa_topk") return support::trace_of(p.dense_search(5, {}));
+  gather.keys = p.paged_keys();
+  gather.indptr = tensor(indptr, DType::i32, {3});
+  if (op == "gather_k") return support::trace_of(gather);
+  return op == "paged_mqa_logits" ? support::trace_of(p.paged_logits({})) : support::trace_of(p.paged_search(5, {}));
+}
+
+void change(support::Trace& trace, FuzzedDataProvider& data) {
+  switch (data.ConsumeIntegralInRange(0, 5)) {
+    case 0: {
+      const Word& word = words()[data.ConsumeIntegralInRange<size_t>(0, words().size() - 1)];
+      trace.metadata[word.key] = word.values[data.ConsumeIntegralInRange<size_t>(0, word.values.size() - 1)];
+      break;
+    }
+    case 1: {
+      const bool small = data.ConsumeIntegralInRange(0, 7) > 0;
+      const int64_t value = small ? data.ConsumeIntegralInRange<int64_t>(0, 40) : data.ConsumeIntegral<int64_t>();
+      trace.metadata[data.PickValueInArray(kNumbers)] = std::to_string(value);
+      break;
+    }
+    case 2: trace.tensors.insert_or_assign(data.PickValueInArray(kTensors), any_tensor(data)); break;
+    case 3: trace.tensors.erase(data.PickValueInArray(kTensors)); break;
+    default: {  // other contents, or another shape of as many elements
+      const auto place = trace.tensors.find(data.PickValueInArray(kTensors));
+      if (place == trace.tensors.end() || place->second.bytes.empty()) break;
+      support::TraceTensor& tensor = place->second;
+      if (data.ConsumeIntegralInRange(0, 7) == 0 && tensor.shape.size() > 1)
+        std::swap(tensor.shape[0], tensor.shape[1]);
+      const auto at = data.ConsumeIntegralInRange<size_t>(0, tensor.bytes.size() - 1);
+      const std::vector<uint8_t> bytes = data.ConsumeBytes<uint8_t>(data.ConsumeIntegralInRange<size_t>(0, 16));
+      for (size_t i = 0; i < bytes.size(); ++i)
+        tensor.bytes[(at + i) % tensor.bytes.size()] = static_cast<std::byte>(bytes[i]);
     }
   }
+}
+
+support::Trace any_trace(FuzzedDataProvider& data) {
+  static const std::vector<std::string> kOps = support::operation_names();
+  static constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::fp8, KeyFormat::bf16,
+                                           KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+  const std::string op = kOps[data.ConsumeIntegralInRange<size_t>(0, kOps.size() - 1)];
+  support::Trace trace = base_of(op, data.PickValueInArray(kFormats));
+  trace.metadata["op"] = op;
+  trace.metadata["out"] = "indices,scores,counts";
+  while (data.remaining_bytes() > 0) change(trace, data);
   return trace;
 }
 

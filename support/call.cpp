@@ -337,7 +337,8 @@ Trace trace_of(const CallArgs& args) {
         }
       },
       args);
-  if (const TraceTensor* cache = trace.find("cache")) write("page_stride", cache->shape[1]);
+  const TraceTensor* cache = trace.find("cache");
+  if (cache != nullptr && cache->shape.size() == 2) write("page_stride", cache->shape[1]);
   return trace;
 }
 

@@ -55,6 +55,7 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
     static_assert(tiles(c_fields, sizeof(C), alignof(C)), #CStruct ": the list names every field in order"); \
     static_assert(std::is_standard_layout_v<Cpp> && std::is_trivial_v<Cpp> && std::is_aggregate_v<Cpp>,      \
                   "crosses a border");                                                                       \
+    [[maybe_unused]] const bool listed = looked_at().insert(#CStruct).second;                                \
   }
 
 // The tool sees casts in these lists.

@@ -242,6 +242,7 @@ TEST(Abi, BackendsHaveNamesAndReasons) {
   EXPECT_EQ(topkey_backend_name(static_cast<int32_t>(list.size())), nullptr);
   EXPECT_EQ(topkey_backend_name(-1), nullptr);
   EXPECT_NE(topkey_backend_unusable(-1), nullptr);
+  EXPECT_STREQ(topkey_backend_detail(-1), "");
   EXPECT_EQ(topkey::numerics_version("no such backend", KeyFormat::fp8), nullptr);
   EXPECT_EQ(topkey::numerics_version(nullptr, KeyFormat::fp8), nullptr);
   EXPECT_EQ(topkey::arithmetic(nullptr, KeyFormat::fp8, DType::f8_e4m3fn), nullptr);
