@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 30
 build_folder = $(if $(filter release,$(1)),build,build-$(1))
 folder := $(call build_folder,$(PRESET))
 
-.PHONY: help setup build run test sanitize tsan fuzz bench lint format clean
+.PHONY: help setup build run test sanitize tsan fuzz bench lint tidy format clean
 .DEFAULT_GOAL := build
 
 help:  ## this list
@@ -49,9 +49,13 @@ bench: build  ## whole calls beside the machine's ceilings (BENCH_ARGS="--json F
 	@scripts/setup bench
 	@$(folder)/topkey bench $(BENCH_ARGS)
 
-lint:  ## format check, include and file lint, clang-tidy
+lint:  ## format check, include and file lint
 	@scripts/setup lint
-	@scripts/lint $(JOBS)
+	@scripts/lint
+
+tidy:  ## clang-tidy over library, support and tools (minutes)
+	@scripts/setup lint
+	@scripts/lint --tidy $(JOBS)
 
 format:  ## rewrite all C++ files in the house style
 	@scripts/setup lint
