@@ -75,7 +75,7 @@ Array wild_ints(Random& random, int64_t count, int64_t columns) {
 Admit draw_admit(Borrowed& borrowed, Random& random, int64_t rows, int64_t columns, bool mask) {
   Admit admit{};
   if (draw_flag(3)) {
-    admit.candidate_block_size = static_cast<int32_t>(draw(1, 20));
+    admit.candidate_block_size = static_cast<int32_t>(draw(1, std::max<int64_t>(20, columns / 6)));
     borrowed.candidates = Array(DType::i32, {rows, draw(0, 12)});
     for (int64_t i = 0; i < borrowed.candidates.size(); ++i) {
       borrowed.candidates.as<int32_t>()[i] = wild_int(random, columns / admit.candidate_block_size + 1);
@@ -96,8 +96,9 @@ Admit draw_admit(Borrowed& borrowed, Random& random, int64_t rows, int64_t colum
     }
     admit.mask = borrowed.mask.view();
   }
-  if (draw_flag(3)) admit.force_first = static_cast<int32_t>(draw(0, 9));
-  if (draw_flag(3)) admit.force_last = draw_flag(5) ? kMaxI32 : static_cast<int32_t>(draw(0, 9));
+  const int64_t most_forced = columns > 1000 ? 600 : 9;
+  if (draw_flag(3)) admit.force_first = static_cast<int32_t>(draw(0, most_forced));
+  if (draw_flag(3)) admit.force_last = draw_flag(5) ? kMaxI32 : static_cast<int32_t>(draw(0, most_forced));
   return admit;
 }
 
@@ -111,7 +112,7 @@ Want draw_want(Borrowed& borrowed, Random& random, int64_t rows, int64_t columns
   want.wide = draw_flag();
   if (draw_flag(3)) {
     want.block_size = static_cast<int32_t>(draw(1, 17));
-    want.blocks = draw(1, 9);
+    want.blocks = draw(1, columns > 1000 ? 400 : 9);
   }
   if (draw_flag(3)) {
     borrowed.base = Array(DType::i32, {rows});

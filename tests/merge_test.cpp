@@ -52,35 +52,44 @@ Parts split(Pattern pattern, int64_t rows, int64_t keys, int64_t world, int64_t 
   return parts;
 }
 
+struct Sizes {
+  int64_t rows, keys;
+  int32_t topk;
+};
+
+void check_drawn(const std::string& backend, const Sizes& sizes, Tally& tally) {
+  const auto pattern = static_cast<Pattern>(draw(0, kNumPatterns - 1));
+  Random random(static_cast<uint64_t>(draw(1, 1000000)));
+  const int64_t rows = draw(0, sizes.rows), keys = draw(0, sizes.keys), world = draw(1, 8);
+  const auto topk = static_cast<int32_t>(draw(1, sizes.topk));
+  const Parts parts = split(pattern, rows, keys, world, topk + draw(0, 3), draw_flag(), random);
+  Borrowed borrowed;
+  Want want = draw_want(borrowed, random, rows, keys, rows);
+  want.blocks = 0, want.block_size = 0;
+  const Outputs merged(rows, topk, want), direct(rows, topk, want);
+  MergeTopk args{};
+  args.scores = parts.scores.view(), args.indices = parts.indices.view(), args.topk = topk;
+  args.rows.count = rows, args.out = merged.selection();
+  RC_LOG() << pattern_name(pattern) << " rows " << rows << " keys " << keys << " world " << world << " topk " << topk;
+  uint64_t stats[kNumStats] = {};
+  Exec exec = on(backend, stats);
+  exec.threads = static_cast<int32_t>(draw(0, 3));
+  if (!tally.runs(args, exec, backend)) return;
+  run(args, exec);
+  require(compare_selection(args, stats));
+  require_inside(merged);
+  // Not only right for the parts: the same as a selection that never saw them.
+  Topk select{};
+  select.scores = parts.whole.view(), select.rows.count = rows, select.topk = topk, select.out = direct.selection();
+  run(select, on(backend));
+  RC_ASSERT(same_outputs(merged.selection(), direct.selection(), rows, topk));
+}
+
 TEST(Merge, AnyPartitionEqualsTheWhole) {
   Tally tally("merge_topk, drawn");
   for (const std::string& backend : host_backends()) {
-    property("merge_topk equals a full sort of the whole", 3000, [&] {
-      const auto pattern = static_cast<Pattern>(draw(0, kNumPatterns - 1));
-      Random random(static_cast<uint64_t>(draw(1, 1000000)));
-      const int64_t rows = draw(0, 4), keys = draw(0, 120), world = draw(1, 8);
-      const auto topk = static_cast<int32_t>(draw(1, 60));
-      const Parts parts = split(pattern, rows, keys, world, topk + draw(0, 3), draw_flag(), random);
-      Borrowed borrowed;
-      Want want = draw_want(borrowed, random, rows, keys, rows);
-      want.blocks = 0, want.block_size = 0;
-      const Outputs merged(rows, topk, want), direct(rows, topk, want);
-      MergeTopk args{};
-      args.scores = parts.scores.view(), args.indices = parts.indices.view(), args.topk = topk;
-      args.rows.count = rows, args.out = merged.selection();
-      RC_LOG() << pattern_name(pattern) << " rows " << rows << " keys " << keys << " world " << world << " topk "
-               << topk;
-      if (!tally.runs(args, on(backend), backend)) return;
-      uint64_t stats[kNumStats] = {};
-      run(args, on(backend, stats));
-      require(compare_selection(args, stats));
-      require_inside(merged);
-      // Not only right for the parts: the same as a selection that never saw them.
-      Topk select{};
-      select.scores = parts.whole.view(), select.rows.count = rows, select.topk = topk, select.out = direct.selection();
-      run(select, on(backend));
-      RC_ASSERT(same_outputs(merged.selection(), direct.selection(), rows, topk));
-    });
+    property("merge_topk equals a full sort of the whole", 3000, [&] { check_drawn(backend, {4, 120, 60}, tally); });
+    property("merge_topk of long lists equals a full sort", 60, [&] { check_drawn(backend, {3, 9000, 3000}, tally); });
   }
 }
 

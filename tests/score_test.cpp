@@ -46,15 +46,47 @@ std::string written_outside_windows(const Logits& logits, const Problem& p, int6
   return {};
 }
 
+/// A call's statistics from its result: every visible cell is scored, hidden by the mask, or counted as skipped.
 template <class Args>
-void check_call(const Args& args, const Problem& p, const Logits& logits, const std::string& backend, Tally& tally,
-                int64_t tables) {
+std::string wrong_stats(const Args& args, const Truth& truth, const Tensor& mask, int64_t tables, int64_t default_end,
+                        const uint64_t* stats) {
+  uint64_t scored = 0, skipped = 0, nans = 0;
+  for (int64_t r = 0; r < truth.rows; ++r) {
+    const RowRange range = row_range(args.rows, r, default_end, tables);
+    skipped += static_cast<uint64_t>(range.visible()) + (range.wild_request ? 1 : 0);
+    for (int64_t n = 0; n < truth.width; ++n) {
+      if (!truth.live(r, n)) continue;
+      --skipped;
+      if (mask.data != nullptr && (mask.dtype == DType::b8 ? int_at(mask, r, n) == 0 : float_at(mask, r, n) < -1e38F))
+        continue;
+      ++scored;
+      nans += std::isnan(float_at(args.logits, r, n)) ? 1 : 0;
+    }
+  }
+  const uint64_t want[] = {static_cast<uint64_t>(truth.rows), scored, skipped, nans};
+  const Stat words[] = {kRows, kScoredKeys, kSkippedPages, kNanScores};
+  for (int i = 0; i < 4; ++i) {
+    if (stats[words[i]] != want[i]) {
+      return "statistics word " + std::to_string(words[i]) + " is " + std::to_string(stats[words[i]]) + ", expected " +
+             std::to_string(want[i]);
+    }
+  }
+  return {};
+}
+
+template <class Args>
+void check_call(const Args& args, const Tensor& mask, const Problem& p, const Logits& logits,
+                const std::string& backend, Tally& tally) {
   RC_LOG() << p.text();
+  uint64_t stats[kNumStats] = {};
   if (!tally.runs(args, on(backend), label_of(backend, p.spec))) return;
-  run(args, on(backend));
-  require(judge(args, p, backend));
+  run(args, on(backend, stats));
+  const Truth truth = truth_of(args.q, args.keys, args.rows, false);
+  require(compare_scores(args, truth, judge_of(backend, p.spec), calc_limit(p.spec)));
   RC_ASSERT(logits.memory.touched_outside() == "");
+  const int64_t tables = p.spec.paged && !p.spec.table_per_row ? p.spec.requests : -1;
   if (!args.clean) RC_ASSERT(written_outside_windows(logits, p, tables) == "");
+  RC_ASSERT(wrong_stats(args, truth, mask, tables, p.spec.paged ? 0 : p.spec.keys, stats) == "");
 }
 
 TEST(Score, DenseEqualsTheOracle) {
@@ -67,7 +99,7 @@ TEST(Score, DenseEqualsTheOracle) {
       Borrowed borrowed;
       Random random(p.spec.seed);
       args.mask = draw_admit(borrowed, random, p.count(), p.spec.keys, true).mask;
-      check_call(args, p, logits, backend, tally, -1);
+      check_call(args, args.mask, p, logits, backend, tally);
     });
   }
 }
@@ -80,7 +112,7 @@ TEST(Score, PagedEqualsTheOracle) {
       const Problem p = make_problem(spec);
       const Logits logits(draw_of({DType::f32, DType::f32, DType::bf16}), p.count(), p.width());
       const PagedMqaLogits args = p.paged_logits(logits.view(), draw_flag());
-      check_call(args, p, logits, backend, tally, spec.table_per_row ? -1 : spec.requests);
+      check_call(args, Tensor{}, p, logits, backend, tally);
     });
   }
 }
@@ -137,6 +169,27 @@ TEST(Score, PagesOfAnySizeAndStride) {
           EXPECT_TRUE(good(judge(args, p, backend))) << p.text();
           EXPECT_EQ(logits.memory.touched_outside(), "");
         }
+      }
+    }
+  }
+}
+
+/// Dims far from production's: one, odd, and larger than any tile of keys that a backend decodes at once.
+TEST(Score, OddAndLargeDims) {
+  Tally tally("mqa_logits, dims");
+  for (const std::string& backend : host_backends()) {
+    for (const Pairing& pairing : all_pairings()) {
+      for (const int32_t dim : {1, 3, 17, 576, 1000, 4096, 8192}) {
+        if (dim % dim_multiple(pairing.format) != 0) continue;
+        ProblemSpec spec;
+        spec.format = pairing.format, spec.q_dtype = pairing.q, spec.heads = 2, spec.head_dim = dim;
+        spec.rows = 2, spec.keys = 9, spec.paged = true, spec.page_size = 4;
+        const Problem p = make_problem(spec);
+        const Logits logits(DType::f32, p.count(), p.width());
+        const PagedMqaLogits args = p.paged_logits(logits.view());
+        if (!tally.runs(args, on(backend), label_of(backend, spec))) continue;
+        run(args, on(backend));
+        EXPECT_TRUE(good(judge(args, p, backend))) << p.text();
       }
     }
   }

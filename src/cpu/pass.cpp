@@ -31,7 +31,8 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
     cost += cost_of(facts[r]);
   }
   if (low > high) low = high = 0;
-  const int64_t rows = end - first, step = std::max<int64_t>(cut.block_size, 8);
+  const int64_t rows = end - first, block = std::max<int64_t>(cut.block_size, 1);
+  const int64_t step = (8 + block - 1) / block * block;  // whole blocks, and eight keys or more
   int64_t slices = std::max<int64_t>(1, (cost + fair - 1) / fair);
   slices = std::min(
       {slices, (cut.max_parts - state.num_parts) / rows, table.max_tasks - state.num_tasks - (table.max_rows - first)});
