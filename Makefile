@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 30
 build_folder = $(if $(filter release,$(1)),build,build-$(1))
 folder := $(call build_folder,$(PRESET))
 
-.PHONY: help setup build run test sanitize tsan fuzz bench lint tidy format clean
+.PHONY: help setup build run test sanitize tsan fuzz neon nightly bench lint tidy format clean
 .DEFAULT_GOAL := build
 
 help:  ## this list
@@ -44,6 +44,12 @@ tsan:  ## ThreadSanitizer over the tests with threads
 fuzz:  ## each fuzz target for FUZZ_SECONDS
 	@scripts/setup fuzz
 	@scripts/run_fuzz $(FUZZ_SECONDS) $(JOBS)
+
+neon:  ## the tests on 64-bit Arm under qemu-user (tens of minutes)
+	@scripts/setup test neon
+	@scripts/run_neon $(JOBS) $(CTEST_ARGS)
+
+nightly: neon tidy  ## what takes too long for every change
 
 bench: build  ## whole calls beside the machine's ceilings (BENCH_ARGS="--json FILE --device NAME")
 	@scripts/setup bench
