@@ -104,7 +104,7 @@ class LogitsPass {
     const RowFact* facts = room_.table.facts + task.first_row;
     const int64_t row = first_row_ + task.first_row;
     for (int64_t i = 0; i < task.num_rows; ++i) pack_query(*job_.q, row + i, job_.source.head_dim, i, s.queries);
-    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim));
+    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim), task.num_rows);
     const auto flush = [&] {
       const int32_t* positions = s.tile.positions();
       for (int64_t i = 0; i < task.num_rows; ++i) {

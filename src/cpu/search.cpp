@@ -139,7 +139,7 @@ class Pass {
     RowSink sinks[kRowBlock];
     for (int64_t i = 0; i < task.num_rows; ++i) {
       const int64_t row = first_row_ + task.first_row + i;
-      const RowSink::Wanted wanted{row_limit(job_, row), &job_.admit, &job_.out, exec_.stats != nullptr};
+      const RowSink::Wanted wanted{row_limit(job_, row), &job_.admit, &job_.out, exec_.stats != nullptr, nullptr};
       sinks[i].start(fact_of(task, i), row, wanted, buffers_of(task, i));
     }
     if (job_.scores != nullptr) {
@@ -148,7 +148,7 @@ class Pass {
       walk_keys(task, sinks);
     }
     for (int64_t i = 0; i < task.num_rows; ++i) {
-      sinks[i].finish(task.slice + 1 == task.slices);
+      sinks[i].finish(task.slice + 1 == task.slices, task.part >= 0);
       if (task.part < 0) {
         answer(first_row_ + task.first_row + i, fact_of(task, i), sinks[i].entries(), sinks[i].blocks(),
                sinks[i].forced(), sinks[i].cut());
@@ -165,7 +165,7 @@ class Pass {
     for (int64_t i = 0; i < task.num_rows; ++i) {
       pack_query(*job_.q, first_row_ + task.first_row + i, job_.source.head_dim, i, s.queries);
     }
-    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim));
+    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim), task.num_rows);
     const auto flush = [&] {
       const int32_t* positions = s.tile.positions();
       for (int64_t i = 0; i < task.num_rows; ++i) {

@@ -25,15 +25,15 @@ void RowSink::start(const RowFact& fact, int64_t row, const Wanted& wanted, cons
   admit_ = wanted.admit;
   row_ = row;
   count_all_ = wanted.count_all;
-  winners_.reset(buffers.score, buffers.position, buffers.capacity, wanted.topk, forced_keys(*admit_, fact),
-                 count_all_);
+  winners_.reset(buffers.score, buffers.position, buffers.capacity,
+                 {wanted.topk, forced_keys(*admit_, fact), count_all_, wanted.gate});
   const Selection& out = *wanted.out;
   block_size_ = out.blocks.data != nullptr ? out.block_size : 0;
   in_block_ = false;
   block_id_ = -1;
   if (block_size_ > 0) {
-    blocks_.reset(buffers.block_score, buffers.block_id, buffers.block_capacity, out.blocks.shape[1],
-                  forced_block(fact, block_size_), false);
+    blocks_.reset(buffers.block_score, buffers.block_id, buffers.block_capacity,
+                  {out.blocks.shape[1], forced_block(fact, block_size_), false, nullptr});
   }
 }
 
@@ -69,6 +69,7 @@ void RowSink::take_one(float score, int32_t position, Counts& counts) {
 void RowSink::take(const float* scores, const int32_t* positions, int64_t n, int32_t* accepted, Counts& counts) {
   if (n <= 0) return;
   const Forced& forced = winners_.forced();
+  winners_.listen();
   if (admit_->mask.data != nullptr || forced.has(positions[0]) || forced.has(positions[n - 1])) {
     for (int64_t i = 0; i < n; ++i) take_one(scores[i], positions[i], counts);
     return;
@@ -84,13 +85,13 @@ void RowSink::take(const float* scores, const int32_t* positions, int64_t n, int
   for (int64_t i = 0; i < passed; ++i) winners_.append(scores[accepted[i]], positions[accepted[i]]);
 }
 
-void RowSink::finish(bool newest) {
-  winners_.finish();
+void RowSink::finish(bool newest, bool merged) {
+  if (!merged) winners_.finish();
   if (block_size_ == 0) return;
   close_block();
   const int64_t last = blocks_.forced().last;
   if (newest && fact_->size() > 0 && block_id_ != last) blocks_.append(canonical_nan(), static_cast<int32_t>(last));
-  blocks_.finish();
+  if (!merged) blocks_.finish();
 }
 
 }  // namespace topkey::cpu
