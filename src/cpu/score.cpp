@@ -40,8 +40,7 @@ class LogitsPass {
       const int64_t rows = std::min(table.max_rows, job_.rows.count - first);
       for (int64_t r = member_.rank(); works && r < rows; r += room_.workers) look_at(r);
       member_.barrier();
-      // Parts never meet here, so there may be as many as there are tasks.
-      if (member_.rank() == 0) cut_tasks({room_.workers, room_.row_block, INT64_MAX / 2, 0, false, false}, rows, table);
+      if (member_.rank() == 0) cut(rows);
       member_.barrier();
       while (works) {
         const int64_t t = table.state->next_task.fetch_add(1, std::memory_order_relaxed);
@@ -83,6 +82,16 @@ class LogitsPass {
     if (job_.clean) hide(row, 0, job_.width);
     if (!job_.clean && (fact.live < fact.size() || job_.mask.data != nullptr))
       hide(row, std::max<int64_t>(fact.start, 0), std::min(fact.end, job_.width));
+  }
+
+  /// Parts never meet here, so there may be as many as there are tasks.
+  void cut(int64_t rows) {
+    Cutting c{};
+    c.workers = room_.workers;
+    c.row_block = room_.row_block;
+    c.max_parts = c.part_room = INT64_MAX / 2;
+    c.least_slice = 1024;
+    cut_tasks(c, rows, room_.table);
   }
 
   /// -inf in columns [first, last).

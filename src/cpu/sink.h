@@ -34,7 +34,7 @@ class RowSink {
   void start(const RowFact& fact, int64_t row, const Wanted& wanted, const SinkBuffers& buffers);
   /// n scores of ascending positions; accepted is scratch for n.
   void take(const float* scores, const int32_t* positions, int64_t n, int32_t* accepted, Counts& counts);
-  /// After the last key; newest: this part of the keys ends the row, so its newest block must be among the published.
+  /// After the last key; newest: the newest block is of this part of the keys, and must be among the published.
   /// merged: this is one of several parts, whose merge makes the cut.
   void finish(bool newest, bool merged);
 
