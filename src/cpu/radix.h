@@ -13,8 +13,18 @@
 namespace topkey::cpu {
 
 constexpr int kBins = 2048;
-/// Behind the bins: where keys go that are not counted, in turn, since adding to one word again and again is slow.
-constexpr int kUncounted = 8;
+/// Adding to one word again and again is slow: neighbours count in histograms of their own, and keys that are not
+/// counted go to words behind the bins, in turn.
+constexpr int kUncounted = 8, kWays = 2;
+struct Histogram {
+  uint32_t ways[kWays][kBins + kUncounted] = {};
+
+  /// Sums in the first way; nothing may be counted after.
+  const uint32_t* fold() {
+    for (int b = 0; b < kBins; ++b) ways[0][b] += ways[1][b];
+    return ways[0];
+  }
+};
 constexpr int kDigits = 3;
 
 struct Digit {
@@ -67,15 +77,31 @@ void for_each_key(const Entries& e, const Forced& forced, F&& f) {
   }
 }
 
-/// Adds the entries with the known digits of `kth` to bins[kBins + kUncounted].
-inline void count_digit(const Entries& e, const Forced& forced, const Digit& digit, const KthKey& kth, uint32_t* bins) {
-  for_each_key(e, forced, [&](const uint32_t* keys, int64_t, int64_t n) {
+/// Counts the entries with the known digits of `kth`.
+inline void count_digit(const Entries& e, const Forced& forced, const Digit& digit, const KthKey& kth, Histogram& h) {
+  // Copies: what is written below might be these for all that a compiler knows.
+  const int shift = digit.shift;
+  const uint32_t mask = digit.mask, known = kth.mask, prefix = kth.key;
+  for_each_key(e, forced, [&h, shift, mask, known, prefix](const uint32_t* keys, int64_t, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t other = static_cast<uint32_t>(kBins) + static_cast<uint32_t>(i % kUncounted);
-      const uint32_t bin = keys[i] >> digit.shift & digit.mask;
-      ++bins[(keys[i] & kth.mask) == kth.key ? bin : other];
+      const uint32_t counted = 0u - static_cast<uint32_t>((keys[i] & known) == prefix);
+      ++h.ways[i % kWays][((keys[i] >> shift & mask) & counted) | (other & ~counted)];
     }
   });
+}
+
+/// Appends entry first + i to out, from *at on, where keep(keys[i]).
+template <class Keep>
+void keep_chunk(const Entries& e, int64_t first, const uint32_t* keys, int64_t n, const Entries& out, int64_t* at,
+                Keep&& keep) {
+  int64_t to = *at;
+  for (int64_t i = 0; i < n; ++i) {
+    out.score[to] = e.score[first + i];
+    out.position[to] = e.position[first + i];
+    to += keep(keys[i]);
+  }
+  *at = to;
 }
 
 /// Appends to out, from *kept on, the entries greater than the k-th, and its first *ties equals. out may be e's own
@@ -83,16 +109,21 @@ inline void count_digit(const Entries& e, const Forced& forced, const Digit& dig
 inline void keep_best(const Entries& e, const Forced& forced, uint32_t kth, int64_t* ties, const Entries& out,
                       int64_t* kept) {
   for_each_key(e, forced, [&](const uint32_t* keys, int64_t first, int64_t n) {
-    int64_t at = *kept, left = *ties;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t tie = static_cast<int64_t>(keys[i] == kth) & static_cast<int64_t>(left > 0);
-      out.score[at] = e.score[first + i];
-      out.position[at] = e.position[first + i];
-      at += static_cast<int64_t>(keys[i] > kth) | tie;
-      left -= tie;
+    int64_t equal = 0;
+    for (int64_t i = 0; i < n; ++i) equal += keys[i] == kth;
+    // Chunks where the ties run out are rare, and the only ones where an entry depends on those before it.
+    if (*ties == 0) {
+      keep_chunk(e, first, keys, n, out, kept, [&](uint32_t key) { return key > kth; });
+    } else if (equal <= *ties) {
+      keep_chunk(e, first, keys, n, out, kept, [&](uint32_t key) { return key >= kth; });
+      *ties -= equal;
+    } else {
+      keep_chunk(e, first, keys, n, out, kept, [&](uint32_t key) {
+        const bool tie = key == kth && *ties > 0;
+        *ties -= tie;
+        return key > kth || tie;
+      });
     }
-    *kept = at;
-    *ties = left;
   });
 }
 

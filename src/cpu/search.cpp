@@ -260,7 +260,8 @@ class Pass {
   bool together() const {
     const int64_t rows = room_.table.state->sliced_rows;
     if (rows == 0 || room_.together.lists == 0 || strategy_ == Strategy::rows) return false;
-    return strategy_ == Strategy::team || rows < 2 * room_.workers;
+    // Two or three members gain less by it than five more barriers cost.
+    return strategy_ == Strategy::team || (room_.workers >= 4 && rows < 2 * room_.workers);
   }
 
   /// Calls f(task of the first slice, row of the group) for each row of a sliced group.

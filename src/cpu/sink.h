@@ -45,7 +45,8 @@ class RowSink {
 
  private:
   void take_one(float score, int32_t position, Counts& counts);
-  void see_block(float score, int64_t position);
+  void turn_to_block(int64_t position);
+  void see_blocks(const float* scores, const int32_t* positions, int64_t n);
   void close_block();
 
   const RowFact* fact_ = nullptr;

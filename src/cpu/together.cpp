@@ -31,10 +31,11 @@ class Selecting {
   void count(int digit) {
     for_each_list([&](int64_t l, int64_t first, int64_t last) {
       if (kth_[l].all || kth_[l].none) return;
-      uint32_t bins[kBins + kUncounted] = {};
+      Histogram h;
       for (int64_t p = first; p < last; ++p) {
-        count_digit(lists_[l].part(p).entries, lists_[l].forced, kDigit[digit], kth_[l], bins);
+        count_digit(lists_[l].part(p).entries, lists_[l].forced, kDigit[digit], kth_[l], h);
       }
+      const uint32_t* bins = h.fold();
       uint32_t* shared = room_.bins_of(l, digit);
       for (int b = 0; b < kBins; ++b) {
         if (bins[b] != 0) std::atomic_ref<uint32_t>(shared[b]).fetch_add(bins[b], std::memory_order_relaxed);
@@ -102,14 +103,9 @@ class Selecting {
 
   void drop_below(Entries& e, int64_t l) {
     int64_t kept = 0;
+    const uint32_t lowest = kth_[l].key;
     for_each_key(e, lists_[l].forced, [&](const uint32_t* keys, int64_t first, int64_t n) {
-      int64_t at = kept;
-      for (int64_t i = 0; i < n; ++i) {
-        e.score[at] = e.score[first + i];
-        e.position[at] = e.position[first + i];
-        at += keys[i] >= kth_[l].key;
-      }
-      kept = at;
+      keep_chunk(e, first, keys, n, e, &kept, [&](uint32_t key) { return key >= lowest; });
     });
     e.size = kept;
   }

@@ -18,9 +18,9 @@ int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Fo
   *cut = Cut{};
   if (kth.none) return 0;
   for (int d = 0; d < kDigits && !kth.all; ++d) {
-    uint32_t bins[kBins + kUncounted] = {};
-    for (int64_t p = 0; p < num_parts; ++p) count_digit(parts[p], forced, kDigit[d], kth, bins);
-    descend(bins, kDigit[d], &kth);
+    Histogram h;
+    for (int64_t p = 0; p < num_parts; ++p) count_digit(parts[p], forced, kDigit[d], kth, h);
+    descend(h.fold(), kDigit[d], &kth);
   }
   *cut = {kth.key, kth.equal > kth.needed && kth.key != 0xFFFFFFFFu};
   int64_t kept = 0;
