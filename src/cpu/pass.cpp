@@ -50,10 +50,10 @@ int64_t bytes_of_part(const Cutting& cut, int64_t entries) {
   return (entries + 15) / 16 * 16 * 8 + cut.block_bytes;  // two arrays of 4-byte words on cache lines of their own
 }
 
-/// Slices are whole steps: whole blocks, and not fewer than 8 keys.
+/// Slices are whole steps: whole blocks, else whole panels.
 int64_t step_of(const Cutting& cut) {
-  const int64_t block = std::max<int64_t>(cut.block_size, 1);
-  return (8 + block - 1) / block * block;
+  if (cut.block_size == 0) return cut.panel;
+  return (8 + cut.block_size - 1) / cut.block_size * cut.block_size;
 }
 
 /// A group's keys in slices of `length`.
@@ -92,7 +92,7 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
   const int64_t spare_tasks = table.max_tasks - state.num_tasks - (table.max_rows - first);
   const int64_t wanted = std::min({(cost + fair / 2) / fair, spare_tasks, cost / rows / cut.least_slice, kMaxSlices});
   const auto [slices, length, entries] = slice(cut, table, rows, high - low, wanted);
-  const int64_t part = slices > 1 ? state.num_parts : -1, part_at = state.part_bytes;
+  const int64_t part = slices > 1 ? state.num_parts : -1, part_at = state.part_bytes, sliced = state.sliced_rows;
   if (slices > 1) {
     state.num_parts += slices * rows;
     state.part_bytes += slices * rows * bytes_of_part(cut, entries);
@@ -108,6 +108,7 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
     task.first_key = std::min(from, high), task.last_key = std::min(to, high);
     task.slice = static_cast<int32_t>(s), task.slices = static_cast<int32_t>(slices);
     task.part = part, task.part_at = part_at, task.part_entries = entries;
+    task.sliced = sliced;
   }
 }
 

@@ -27,6 +27,7 @@ struct Task {
   int64_t part;                 ///< of a sliced group: index of its first part (slices * num_rows of them), else -1
   int64_t part_at;              ///< and where their buffers begin, in bytes
   int64_t part_entries;         ///< keys that one of them holds
+  int64_t sliced;               ///< sliced rows before the group's
 };
 
 /// Shared by the members of a call, in the workspace; written by rank 0 between barriers, but for the counter.
@@ -53,6 +54,7 @@ struct Cutting {
   int64_t block_bytes;   ///< bytes of a part's buffers beside those of its keys
   int64_t block_size;    ///< of published blocks, 0 = none: slices must not cut a block
   int64_t least_slice;   ///< keys a row: a shorter slice is not worth its merge
+  int64_t panel;         ///< keys that are scored together: slices are cut at multiples where they can be
   bool row_by_row;       ///< rows do not share keys (candidates)
   bool by_start;         ///< rows of a group must start alike (blocks count from the start)
 };

@@ -91,6 +91,7 @@ class LogitsPass {
     c.row_block = room_.row_block;
     c.max_parts = c.part_room = INT64_MAX / 2;
     c.least_slice = 1024;
+    c.panel = kernels().panel_keys;
     cut_tasks(c, rows, room_.table);
   }
 

@@ -144,6 +144,7 @@ class Pass {
     c.block_bytes = part_bytes(job_.extents, 0);
     c.block_size = job_.out.blocks.data != nullptr ? job_.out.block_size : 0;
     c.least_slice = strategy_ == Strategy::automatic ? 1024 : 16;
+    c.panel = strategy_ == Strategy::automatic && job_.q != nullptr ? kernels().panel_keys : 8;
     c.by_start = c.block_size > 0;
     c.row_by_row = present(job_.admit.candidates) || job_.scores != nullptr;
     cut_tasks(c, rows, room_.table);
@@ -176,6 +177,9 @@ class Pass {
                sinks[i].forced(), sinks[i].cut());
       } else {
         part_of(task, i) = {{sinks[i].entries(), 0, 0}, {sinks[i].blocks(), 0, 0}, sinks[i].cut()};
+        if (!counts_parts(task, i)) continue;
+        count_part(sinks[i].entries(), sinks[i].forced(), row_limit(job_, first_row_ + task.first_row + i),
+                   room_.together.bins_of((task.sliced + i) * lists_a_row(), 0), &room_.table.gates[task.first_row + i]);
       }
     }
   }
@@ -190,11 +194,19 @@ class Pass {
 
   const RowFact& fact_of(const Task& task, int64_t i) const { return room_.table.facts[task.first_row + i]; }
 
+  /// Slices of the same rows mostly follow one another.
+  void pack(const Task& task) {
+    const int64_t first = first_row_ + task.first_row;
+    if (first == packed_ && task.num_rows == packed_rows_) return;
+    for (int64_t i = 0; i < task.num_rows; ++i) {
+      pack_query(*job_.q, first + i, job_.source.head_dim, i, room_.scratch.queries);
+    }
+    packed_ = first, packed_rows_ = task.num_rows;
+  }
+
   void walk_keys(const Task& task, RowSink* sinks) {
     Scratch& s = room_.scratch;
-    for (int64_t i = 0; i < task.num_rows; ++i) {
-      pack_query(*job_.q, first_row_ + task.first_row + i, job_.source.head_dim, i, s.queries);
-    }
+    pack(task);
     s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim), task.num_rows);
     const auto flush = [&] {
       const int32_t* positions = s.tile.positions();
@@ -282,17 +294,24 @@ class Pass {
     });
   }
 
+  int64_t lists_a_row() const { return job_.extents.blocks > 0 ? 2 : 1; }
+  /// Rows of the first merge have histograms before it, and by them a threshold as early as can be.
+  bool counts_parts(const Task& task, int64_t i) const {
+    return (task.sliced + i + 1) * lists_a_row() <= room_.together.lists;
+  }
   TeamList keys_of(const Task& first, int64_t i) const {
     return {&part_of(first, i),
             first.num_rows,
             first.slices,
             false,
             row_limit(job_, first_row_ + first.first_row + i),
-            forced_keys(job_.admit, fact_of(first, i))};
+            forced_keys(job_.admit, fact_of(first, i)),
+            counts_parts(first, i)};
   }
   TeamList blocks_of(const Task& first, int64_t i) const {
     TeamList list = keys_of(first, i);
     list.blocks = true;
+    list.counted = false;
     list.k = job_.extents.blocks;
     list.forced = forced_block(fact_of(first, i), job_.out.block_size);
     return list;
@@ -319,6 +338,7 @@ class Pass {
   Emitter emitter_;
   Counts counts_;
   int64_t first_row_ = 0, num_candidates_ = 0;
+  int64_t packed_ = -1, packed_rows_ = 0;  ///< whose queries are packed
 };
 
 /// The parts' entries lie in ascending positions, part after part, so the same stable selection does for the whole.
@@ -344,27 +364,27 @@ void Pass::merge_together() {
     int64_t i;
   };
   const TeamRoom& room = room_.together;
-  const int64_t lists_a_row = job_.extents.blocks > 0 ? 2 : 1;
+  const int64_t each = lists_a_row();
   Row rows[kMostLists];
   TeamList lists[kMostLists];
   int64_t n = 0;
   const auto merge = [&] {
-    select_together(member_, room_.workers, room, lists, n * lists_a_row);
+    select_together(member_, room_.workers, room, lists, n * each);
     for (int64_t r = member_.rank(); r < n && member_.rank() < room_.workers; r += room_.workers) {
-      const int64_t keys = r * lists_a_row;
-      const Entries blocks = lists_a_row > 1 ? room.entries(keys + 1) : Entries{};
+      const int64_t keys = r * each;
+      const Entries blocks = each > 1 ? room.entries(keys + 1) : Entries{};
       answer(first_row_ + rows[r].task->first_row + rows[r].i, fact_of(*rows[r].task, rows[r].i), room.entries(keys),
              blocks, lists[keys].forced, whole_cut(lists[keys], room.found[keys].cut));
-      for (int64_t l = keys; l < keys + lists_a_row; ++l) room.clear(l);
+      for (int64_t l = keys; l < keys + each; ++l) room.clear(l);
     }
     member_.barrier();
     n = 0;
   };
   for_each_sliced([&](const Task& task, int64_t i) {
     rows[n] = {&task, i};
-    lists[n * lists_a_row] = keys_of(task, i);
-    if (lists_a_row > 1) lists[n * lists_a_row + 1] = blocks_of(task, i);
-    if (++n * lists_a_row == room.lists) merge();
+    lists[n * each] = keys_of(task, i);
+    if (each > 1) lists[n * each + 1] = blocks_of(task, i);
+    if (++n * each == room.lists) merge();
   });
   if (n > 0) merge();
 }

@@ -83,6 +83,12 @@ void Tile::append(const Source& source, const Chunk& chunk, int64_t n) {
   }
   const uint8_t** scales = next_.scales + next_.size;
   for (int64_t i = 0; i < n && format_ == KeyFormat::fp8; ++i) scales[i] = chunk.scales + i * source.scale_step;
+  // Later tiles are asked for while the one before is scored; the first has none before.
+  if (size_ == 0) {
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t at = 0; at < zero_bytes_; at += 64) __builtin_prefetch(rows[i] + at);
+    }
+  }
   next_.size += n;
 }
 

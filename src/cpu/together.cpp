@@ -6,9 +6,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 
 namespace topkey::cpu {
 namespace {
+
+void add(Histogram& h, uint32_t* shared) {
+  const uint32_t* bins = h.fold();
+  for (int b = 0; b < kBins; ++b) {
+    if (bins[b] != 0) std::atomic_ref<uint32_t>(shared[b]).fetch_add(bins[b], std::memory_order_relaxed);
+  }
+}
 
 class Selecting {
  public:
@@ -30,16 +38,12 @@ class Selecting {
   /// Adds this member's parts to the histogram of one digit.
   void count(int digit) {
     for_each_list([&](int64_t l, int64_t first, int64_t last) {
-      if (kth_[l].all || kth_[l].none) return;
+      if (kth_[l].all || kth_[l].none || (digit == 0 && lists_[l].counted)) return;
       Histogram h;
       for (int64_t p = first; p < last; ++p) {
         count_digit(lists_[l].part(p).entries, lists_[l].forced, kDigit[digit], kth_[l], h);
       }
-      const uint32_t* bins = h.fold();
-      uint32_t* shared = room_.bins_of(l, digit);
-      for (int b = 0; b < kBins; ++b) {
-        if (bins[b] != 0) std::atomic_ref<uint32_t>(shared[b]).fetch_add(bins[b], std::memory_order_relaxed);
-      }
+      add(h, room_.bins_of(l, digit));
     });
   }
 
@@ -119,6 +123,19 @@ class Selecting {
 
 }  // namespace
 
+void count_part(const Entries& part, const Forced& forced, int64_t k, uint32_t* bins, SharedGate* gate) {
+  Histogram h;
+  count_digit(part, forced, kDigit[0], KthKey{}, h);
+  add(h, bins);
+  int64_t found = 0;
+  uint32_t bin = kBins;
+  // Others add meanwhile; whatever is seen of that is there.
+  while (bin > 0 && found < k) found += std::atomic_ref<uint32_t>(bins[--bin]).load(std::memory_order_relaxed);
+  // Keys below that of -inf would be read back as NaN.
+  if (k <= 0 || found < k || bin << kDigit[0].shift <= key_of(-std::numeric_limits<float>::infinity())) return;
+  raise_gate(gate, bin << kDigit[0].shift);
+}
+
 void TeamRoom::clear(int64_t list) const {
   std::memset(bins_of(list, 0), 0, static_cast<size_t>(kDigits) * kBins * sizeof *bins);
 }
@@ -127,6 +144,7 @@ void select_together(const Member& member, int64_t workers, const TeamRoom& room
   Selecting selecting(member, workers, room, lists, n);
   for (int digit = 0; digit < kDigits; ++digit) {
     selecting.count(digit);
+    // Also for the sizes of parts, which are read before and changed after.
     member.barrier();
     selecting.descend_and_drop(digit);
   }

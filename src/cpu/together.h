@@ -31,6 +31,7 @@ struct TeamList {
   bool blocks;          ///< the parts' blocks, not their keys
   int64_t k;
   Forced forced;
+  bool counted;  ///< the first digit's histogram is there already: count_part was called for every part
 
   PartEntries& part(int64_t p) const { return blocks ? first[p * step].blocks : first[p * step].keys; }
 };
@@ -55,6 +56,10 @@ struct TeamRoom {
 };
 
 constexpr int64_t kMostLists = 8;  // at a time
+
+/// Adds a part to the first digit's histogram of a list. Where k entries are known by then, tells `gate` a key that
+/// they all reach.
+void count_part(const Entries& part, const Forced& forced, int64_t k, uint32_t* bins, SharedGate* gate);
 
 /// Selects from lists[0..n), n <= room.lists: found and entries of list l are complete when it returns, on every
 /// member. Every member of the team calls it; the first `workers` of them work. The parts' entries are used up.

@@ -45,10 +45,9 @@ void Winners::shrink() {
     gate_ = wanted_.count_ties ? kth : kth == infinity ? canonical_nan() : std::nextafter(kth, infinity);
   }
   if (wanted_.shared == nullptr || wanted_.k <= 0) return;
-  uint32_t known = heard_;
-  while (cut.key > known && !wanted_.shared->compare_exchange_weak(known, cut.key, std::memory_order_relaxed)) {
-  }
-  if (known > heard_) heard_ = known;
+  const uint32_t highest = raise_gate(wanted_.shared, cut.key);
+  // What is known from this cut alone is a little more: later equals lose.
+  if (highest > cut.key) heard_ = std::max(heard_, highest);
   if (heard_ > 0) hear(heard_);
 }
 

@@ -52,6 +52,14 @@ int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Fo
 /// A key that at least k entries of a row reach, whoever found them: what those that walk slices of the row tell each
 /// other. It only rises; when a slice learns of it decides what is buffered, never what is selected.
 using SharedGate = std::atomic<uint32_t>;
+/// Raises it to `key` unless it is there or higher; what it is then.
+inline uint32_t raise_gate(SharedGate* gate, uint32_t key) {
+  uint32_t known = gate->load(std::memory_order_relaxed);
+  while (key > known) {
+    if (gate->compare_exchange_weak(known, key, std::memory_order_relaxed)) return key;
+  }
+  return known;
+}
 
 class Winners {
  public:

@@ -37,26 +37,33 @@ struct Times {
   double median = 0, least = 0;
 };
 
-/// Medians over at least 7 calls and about a second, of each of several calls made in turn: what the machine does
-/// meanwhile meets all of them alike.
-std::vector<Times> time_calls(const std::vector<std::function<void()>>& calls) {
+double median(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Medians over at least 7 calls and about a second, of each of several calls made in turn, and the median of `ceiling`
+/// taken between them: what the machine and its neighbours do meanwhile meets all of them alike.
+std::vector<Times> time_calls(const std::vector<std::function<void()>>& calls, const std::function<double()>& ceiling,
+                              double* rate) {
   std::vector<std::vector<double>> seconds(calls.size());
-  for (int i = 0; i < 2; ++i) {
-    for (const auto& call : calls) call();
-  }
-  const double begin = now();
-  while (seconds[0].size() < 7 || (now() - begin < 1.0 && seconds[0].size() < 20000)) {
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const double start = now();
-      calls[i]();
-      seconds[i].push_back(now() - start);
+  std::vector<double> rates;
+  for (double spent = 0; spent < 1.0 || seconds[0].size() < 7;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads spin a while after a call
+    rates.push_back(ceiling());
+    for (const auto& call : calls) call();  // the first after a pause is slow
+    for (const double begin = now(); now() - begin < 0.1; spent += seconds.back().back()) {
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const double start = now();
+        calls[i]();
+        seconds[i].push_back(now() - start);
+        if (i > 0) spent += seconds[i - 1].back();
+      }
     }
   }
+  *rate = median(rates);
   std::vector<Times> times;
-  for (std::vector<double>& s : seconds) {
-    std::sort(s.begin(), s.end());
-    times.push_back({s[s.size() / 2], s.front()});
-  }
+  for (std::vector<double>& s : seconds) times.push_back({median(s), s.front()});
   return times;
 }
 
@@ -156,13 +163,6 @@ class Bench {
     json_["ceilings"]["sgemm_core"] = sgemm_.found ? Json(sgemm_.core) : Json(nullptr);
   }
 
-  /// The loop's rate now, on as many threads: clocks and neighbours change within minutes, so each case is held against
-  /// what the machine does beside it.
-  double peak_now(int threads) const {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads spin a while after a call
-    return fma_peak(isa_, threads);
-  }
-
   void run_case(const BenchCase& c, const std::vector<BenchCase>& cases) {
     std::vector<std::shared_ptr<Prepared>> calls{prepare(c, backend(), threads_)};
     for (const BenchCase& other : cases) {
@@ -170,9 +170,10 @@ class Bench {
     }
     std::vector<std::function<void()>> functions;
     for (const auto& p : calls) functions.emplace_back([p] { paged_mqa_topk(p->args, p->exec); });
-    const double before = peak_now(calls[0]->exec.threads);
-    const std::vector<Times> times = time_calls(functions);
-    report(*calls[0], times, (before + peak_now(calls[0]->exec.threads)) / 2);
+    double peak = 0;
+    const int threads = calls[0]->exec.threads;
+    const std::vector<Times> times = time_calls(functions, [&] { return fma_peak(isa_, threads, 1); }, &peak);
+    report(*calls[0], times, peak);
   }
 
   /// times: of the case and, where it has one, of the case it is held against.
