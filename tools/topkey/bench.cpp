@@ -179,7 +179,7 @@ class Bench {
   /// times: of the case and, where it has one, of the case it is held against.
   void report(const Prepared& p, const std::vector<Times>& times, double peak) {
     const BenchCase& c = p.what;
-    const bool trivial = c.spec.keys <= c.topk;
+    const bool trivial = (c.admitted > 0 ? c.admitted : c.spec.keys) <= c.topk;
     const double flop = trivial ? 0 : 2.0 * c.spec.heads * c.spec.head_dim * pairs_of(p);
     const double rate = flop / times[0].median, ratio = times.size() > 1 ? times[0].median / times[1].median : 0;
     const bool whole = sgemm_.found && p.exec.threads == threads_ && !trivial && ratio == 0;
