@@ -157,7 +157,7 @@ struct FromF32 {
 struct FromInt8 {
   static constexpr bool kPairs = false;  // one scale a key, for 8 keys
   static constexpr bool kHalves = false;
-  const float* scales;                   // [8]
+  const float* scales;  // [8]
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t key) const {
     const hn::Rebind<int8_t, D> di8;

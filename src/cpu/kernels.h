@@ -23,12 +23,12 @@ struct Ahead {
 
 struct ScoreJob {
   const float* panels;
-  int64_t count, dim;    ///< panels of panel_keys keys each
-  const float* q;        ///< one query row, packed
+  int64_t count, dim;  ///< panels of panel_keys keys each
+  const float* q;      ///< one query row, packed
   const float* weights;
-  int64_t heads;         ///< real ones
-  const float* kscale;   ///< null = 1
-  float* out;            ///< [count * panel_keys]
+  int64_t heads;        ///< real ones
+  const float* kscale;  ///< null = 1
+  float* out;           ///< [count * panel_keys]
   Ahead ahead;
 };
 

@@ -128,8 +128,7 @@ void cut_tasks(const Cutting& cut, int64_t rows, const TaskTable& table) {
   const int64_t shares = cut.workers <= 1           ? 1
                          : groups < 2 * cut.workers ? kSlicesPerWorker * cut.workers
                                                     : 2 * cut.workers;
-  const int64_t fair =
-      cut.workers <= 1 ? 2 * total + 1 : std::max<int64_t>((total + shares - 1) / shares, 1);
+  const int64_t fair = cut.workers <= 1 ? 2 * total + 1 : std::max<int64_t>((total + shares - 1) / shares, 1);
   for_each_group(cut, facts, rows, [&](int64_t first, int64_t end) { add_group(cut, first, end, fair, table); });
 }
 

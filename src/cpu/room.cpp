@@ -105,8 +105,8 @@ size_t wanted_bytes(const Extents& e) {
   const int64_t slices = kWantedWorkers * kSlicesPerWorker, rows = std::clamp<int64_t>(e.rows, 1, 8);
   const int64_t entries = std::min(e.keys + slices * 16, slices * most_entries(e));
   const int64_t parts = rows * (entries * 8 + slices * (part_bytes(e, 0) + 256 + static_cast<int64_t>(sizeof(Part))));
-  const size_t all = table_bytes(e) + kWantedWorkers * scratch_bytes(e, most_rows(e)) +
-                     together_bytes(e, kMostLists) + static_cast<size_t>(parts);
+  const size_t all = table_bytes(e) + kWantedWorkers * scratch_bytes(e, most_rows(e)) + together_bytes(e, kMostLists) +
+                     static_cast<size_t>(parts);
   return std::max(least_bytes(e), std::min(all, kMostBytes));
 }
 

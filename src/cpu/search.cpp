@@ -179,7 +179,8 @@ class Pass {
         part_of(task, i) = {{sinks[i].entries(), 0, 0}, {sinks[i].blocks(), 0, 0}, sinks[i].cut()};
         if (!counts_parts(task, i)) continue;
         count_part(sinks[i].entries(), sinks[i].forced(), row_limit(job_, first_row_ + task.first_row + i),
-                   room_.together.bins_of((task.sliced + i) * lists_a_row(), 0), &room_.table.gates[task.first_row + i]);
+                   room_.together.bins_of((task.sliced + i) * lists_a_row(), 0),
+                   &room_.table.gates[task.first_row + i]);
       }
     }
   }

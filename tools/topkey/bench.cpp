@@ -172,7 +172,8 @@ class Bench {
     for (const auto& p : calls) functions.emplace_back([p] { paged_mqa_topk(p->args, p->exec); });
     double peak = 0;
     const int threads = calls[0]->exec.threads;
-    const std::vector<Times> times = time_calls(functions, [&] { return fma_peak(isa_, threads, 1); }, &peak);
+    const std::vector<Times> times = time_calls(
+        functions, [&] { return fma_peak(isa_, threads, 1); }, &peak);
     report(*calls[0], times, peak);
   }
 
@@ -199,35 +200,36 @@ class Bench {
     const BenchCase& c = p.what;
     const bool paired = times.size() > 1;
     const double must = c.must > 0 ? floor / c.must : paired ? times[1].median * c.at_most : 0;
-    json_["rows"].push_back(
-        {{"op", "paged_mqa_topk"},
-         {"case", c.name},
-         {"backend", backend()},
-         {"arithmetic", arithmetic(p.exec.backend, c.spec.format, support::query_dtype(c.spec))},
-         {"numerics", numerics_version(p.exec.backend, c.spec.format)},
-         {"format", format_name(c.spec.format)},
-         {"heads", c.spec.heads},
-         {"head_dim", c.spec.head_dim},
-         {"rows", p.problem.count()},
-         {"keys", c.spec.keys},
-         {"next_n", c.spec.next_n},
-         {"topk", c.topk},
-         {"page_size", c.spec.page_size},
-         {"pattern", support::pattern_name(c.spec.pattern)},
-         {"threads", p.exec.threads},
-         {"heat", nullptr},
-         {"graph", nullptr},
-         {"median_us", micro(times[0].median)},
-         {"min_us", micro(times[0].least)},
-         {"floor_us", micro(floor)},
-         {"fraction", floor > 0 ? Json(floor / times[0].median) : Json(nullptr)},
-         {"peer", paired ? Json(c.against) : sgemm > 0 ? Json("openblas sgemm " + sgemm_.core) : Json(nullptr)},
-         {"peer_us", micro(paired ? times[1].median : sgemm)},
-         {"must_us", micro(must)},
-         {"target_us", nullptr},
-         {"workspace_bytes", p.exec.workspace_bytes},
-         {"rescans", nullptr},
-         {"util", nullptr}});
+    json_["rows"].push_back({{"op", "paged_mqa_topk"},
+                             {"case", c.name},
+                             {"backend", backend()},
+                             {"arithmetic", arithmetic(p.exec.backend, c.spec.format, support::query_dtype(c.spec))},
+                             {"numerics", numerics_version(p.exec.backend, c.spec.format)},
+                             {"format", format_name(c.spec.format)},
+                             {"heads", c.spec.heads},
+                             {"head_dim", c.spec.head_dim},
+                             {"rows", p.problem.count()},
+                             {"keys", c.spec.keys},
+                             {"next_n", c.spec.next_n},
+                             {"topk", c.topk},
+                             {"page_size", c.spec.page_size},
+                             {"pattern", support::pattern_name(c.spec.pattern)},
+                             {"threads", p.exec.threads},
+                             {"heat", nullptr},
+                             {"graph", nullptr},
+                             {"median_us", micro(times[0].median)},
+                             {"min_us", micro(times[0].least)},
+                             {"floor_us", micro(floor)},
+                             {"fraction", floor > 0 ? Json(floor / times[0].median) : Json(nullptr)},
+                             {"peer", paired      ? Json(c.against)
+                                      : sgemm > 0 ? Json("openblas sgemm " + sgemm_.core)
+                                                  : Json(nullptr)},
+                             {"peer_us", micro(paired ? times[1].median : sgemm)},
+                             {"must_us", micro(must)},
+                             {"target_us", nullptr},
+                             {"workspace_bytes", p.exec.workspace_bytes},
+                             {"rescans", nullptr},
+                             {"util", nullptr}});
   }
 
   void write() {
