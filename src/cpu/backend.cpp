@@ -22,7 +22,8 @@ const char* why_not(Op, const Shape& shape) {
 
 const char* arithmetic(KeyFormat format, DType) { return format == KeyFormat::mxfp4 ? nullptr : "f32"; }
 int32_t numerics(KeyFormat format) { return format == KeyFormat::mxfp4 ? 0 : 1; }
-constexpr const char* kStrategies[] = {"radix", nullptr};
+/// radix: its own choice; the others say who merges rows that were cut into slices (search.cpp).
+constexpr const char* kStrategies[] = {"radix", "radix.rows", "radix.team", nullptr};
 
 size_t workspace_bytes(Op op, const Shape& shape) {
   switch (op) {

@@ -13,7 +13,6 @@
 #include <cstring>
 
 #include "cpu/dot-inl.h"
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "topkey/format.h"
 
@@ -91,23 +90,33 @@ HWY_INLINE void Convert8(const uint8_t* HWY_RESTRICT from, int64_t count, int64_
   }
 }
 
-/// e4m3 by way of f16: the code shifted to f16's fields is the value times 2^-8, subnormals included. NaN codes are
-/// mended afterwards.
+/// e4m3 codes to f16: the code shifted to f16's fields is the value times 2^-8, subnormals included. NaN codes are
+/// mended afterwards. A step of its own, by whole vectors: the conversion that follows then widens as it loads.
+HWY_INLINE void HalvesOfE4m3(const uint8_t* HWY_RESTRICT codes, int64_t count, uint8_t* HWY_RESTRICT halves) {
+  const hn::CappedTag<int16_t, 16> d16;  // 16 codes: what one store of the transposition wrote can be forwarded
+  const hn::Rebind<int8_t, decltype(d16)> d8;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d16));
+  for (int64_t i = 0; i < count; i += lanes) {
+    const auto wide = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(codes + i)));
+    const auto half = hn::And(hn::ShiftLeft<7>(wide), hn::Set(d16, static_cast<int16_t>(0xBF80)));
+    hn::StoreU(half, d16, reinterpret_cast<int16_t*>(halves + 2 * i));
+  }
+}
 struct FromE4m3 {
   static constexpr bool kPairs = true;
+  static constexpr bool kHalves = true;  // takes what HalvesOfE4m3 made
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t) const {
-    const hn::Rebind<int8_t, D> di8;
-    const hn::Rebind<int16_t, D> di16;
+    const hn::Rebind<uint16_t, D> du16;
     const hn::Rebind<hwy::float16_t, D> df16;
-    const auto wide = hn::PromoteTo(di16, hn::LoadU(di8, reinterpret_cast<const int8_t*>(from)));
-    const auto half = hn::And(hn::ShiftLeft<7>(wide), hn::Set(di16, static_cast<int16_t>(0xBF80)));
+    const auto half = hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from));
     return hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, half)), hn::Set(d, 256.0f));
   }
 };
 
 struct FromBf16 {
   static constexpr bool kPairs = true;
+  static constexpr bool kHalves = false;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t) const {
     const hn::Rebind<uint16_t, D> du16;
@@ -119,6 +128,7 @@ struct FromBf16 {
 
 struct FromF16 {
   static constexpr bool kPairs = true;
+  static constexpr bool kHalves = false;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t) const {
 #if HWY_TARGET == HWY_SCALAR
@@ -136,6 +146,7 @@ struct FromF16 {
 
 struct FromF32 {
   static constexpr bool kPairs = true;
+  static constexpr bool kHalves = false;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t) const {
     return hn::LoadU(d, reinterpret_cast<const float*>(from));
@@ -145,7 +156,8 @@ struct FromF32 {
 /// int8 times the block's own scale, one scale a key.
 struct FromInt8 {
   static constexpr bool kPairs = false;  // one scale a key, for 8 keys
-  const float* scales;                   // [8]
+  static constexpr bool kHalves = false;
+  const float* scales;  // [8]
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, const uint8_t* from, int64_t key) const {
     const hn::Rebind<int8_t, D> di8;
@@ -154,6 +166,19 @@ struct FromInt8 {
     return hn::Mul(hn::ConvertTo(d, wide), hn::LoadU(d, scales + key));
   }
 };
+
+/// `count` transposed elements of 8 rows to a panel.
+template <class T, class Convert>
+HWY_INLINE void ConvertStep(const uint8_t* HWY_RESTRICT transposed, int64_t count, const Convert& convert, float* panel,
+                            int64_t stride) {
+  if (Convert::kHalves) {
+    HWY_ALIGN uint8_t halves[256];
+    HalvesOfE4m3(transposed, 128, halves);
+    Convert8(halves, count, 2, convert, panel, stride);
+  } else {
+    Convert8(transposed, count, sizeof(T), convert, panel, stride);
+  }
+}
 
 /// `bytes` bytes of 8 rows from `offset` on, 16 at a time; a tail shorter than 16 goes through a padded copy.
 template <class T, bool kFindNan, class Convert>
@@ -165,7 +190,7 @@ HWY_INLINE bool Decode8(const uint8_t* const* rows, int64_t offset, int64_t byte
   int64_t at = 0;
   for (; at + 16 <= bytes; at += 16, panel += kStep * stride) {
     nan |= Transpose8<T, kFindNan>(rows, offset + at, transposed);
-    Convert8(transposed, kStep, sizeof(T), convert, panel, stride);
+    ConvertStep<T>(transposed, kStep, convert, panel, stride);
   }
   if (at < bytes) {
     uint8_t padded[8][16] = {};
@@ -175,7 +200,7 @@ HWY_INLINE bool Decode8(const uint8_t* const* rows, int64_t offset, int64_t byte
       tails[key] = padded[key];
     }
     nan |= Transpose8<T, kFindNan>(tails, 0, transposed);
-    Convert8(transposed, (bytes - at) / static_cast<int64_t>(sizeof(T)), sizeof(T), convert, panel, stride);
+    ConvertStep<T>(transposed, (bytes - at) / static_cast<int64_t>(sizeof(T)), convert, panel, stride);
   }
   return nan;
 }
@@ -201,19 +226,34 @@ HWY_INLINE void DecodeQ80(const uint8_t* const* rows, int64_t dim, float* panel,
   }
 }
 
+/// One group of 8 rows.
+HWY_INLINE void DecodeGroup(KeyFormat format, const uint8_t* const* rows, int64_t dim, float* panel, int64_t stride) {
+  switch (format) {
+    case KeyFormat::bf16: Decode8<uint16_t, false>(rows, 0, 2 * dim, FromBf16{}, panel, stride); break;
+    case KeyFormat::f16: Decode8<uint16_t, false>(rows, 0, 2 * dim, FromF16{}, panel, stride); break;
+    case KeyFormat::f32: Decode8<uint32_t, false>(rows, 0, 4 * dim, FromF32{}, panel, stride); break;
+    case KeyFormat::q8_0: DecodeQ80(rows, dim, panel, stride); break;
+    default:
+      if (Decode8<uint8_t, true>(rows, 0, dim, FromE4m3{}, panel, stride)) MendNan(rows, dim, panel, stride);
+  }
+}
+
 void Decode(KeyFormat format, const uint8_t* const* rows, int64_t count, int64_t dim, float* panels) {
   const int64_t stride = PanelKeys();
   for (int64_t key = 0; key < count; key += 8, rows += 8) {
-    // Pages lie anywhere: ask for the rows after the next ones now, the hardware cannot guess them.
-    for (int64_t ahead = 16; ahead < 24 && key + ahead < count; ++ahead) hwy::Prefetch(rows[ahead]);
-    float* panel = panels + key / stride * dim * stride + key % stride;
-    switch (format) {
-      case KeyFormat::bf16: Decode8<uint16_t, false>(rows, 0, 2 * dim, FromBf16{}, panel, stride); break;
-      case KeyFormat::f16: Decode8<uint16_t, false>(rows, 0, 2 * dim, FromF16{}, panel, stride); break;
-      case KeyFormat::f32: Decode8<uint32_t, false>(rows, 0, 4 * dim, FromF32{}, panel, stride); break;
-      case KeyFormat::q8_0: DecodeQ80(rows, dim, panel, stride); break;
-      default:
-        if (Decode8<uint8_t, true>(rows, 0, dim, FromE4m3{}, panel, stride)) MendNan(rows, dim, panel, stride);
+    DecodeGroup(format, rows, dim, panels + key / stride * dim * stride + key % stride, stride);
+  }
+}
+
+void Pack(KeyFormat format, const uint8_t* const* heads, int64_t dim, float* scratch, float* out) {
+  if (kHeadBlock == 8) {
+    DecodeGroup(format, heads, dim, out, 8);
+    return;
+  }
+  DecodeGroup(format, heads, dim, scratch, 8);
+  for (int64_t block = 0; block < 8; block += kHeadBlock) {
+    for (int64_t i = 0; i < dim; ++i, out += kHeadBlock) {
+      std::memcpy(out, scratch + i * 8 + block, static_cast<size_t>(kHeadBlock) * sizeof *out);
     }
   }
 }

@@ -13,6 +13,25 @@
 
 namespace topkey::cpu {
 
+/// Keys to ask the memory for while others are scored: nothing else can guess where pages lie. Spread over the work,
+/// since a core has room for a dozen of such wishes at a time.
+struct Ahead {
+  const uint8_t* const* rows;
+  const uint8_t* const* scales;  ///< null: none of their own
+  int64_t count, bytes;          ///< keys; bytes of a row
+};
+
+struct ScoreJob {
+  const float* panels;
+  int64_t count, dim;  ///< panels of panel_keys keys each
+  const float* q;      ///< one query row, packed
+  const float* weights;
+  int64_t heads;        ///< real ones
+  const float* kscale;  ///< null = 1
+  float* out;           ///< [count * panel_keys]
+  Ahead ahead;
+};
+
 struct Kernels {
   const char* isa;
   int64_t panel_keys;  ///< keys of a panel, a multiple of 8
@@ -20,9 +39,9 @@ struct Kernels {
 
   /// rows: `count` (a multiple of 8) pointers to key values in `format`; to panels of panel_keys keys each.
   void (*decode)(KeyFormat format, const uint8_t* const* rows, int64_t count, int64_t dim, float* panels);
-  /// Scores of one query row (its `heads` real heads) against `count` panels: out[count * panel_keys]. kscale null = 1.
-  void (*score)(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t heads,
-                const float* kscale, float* out);
+  /// Queries are values like keys: 8 heads of `format` to out[8 / head_block][dim][head_block]; scratch[8 * dim].
+  void (*pack)(KeyFormat format, const uint8_t* const* heads, int64_t dim, float* scratch, float* out);
+  void (*score)(const ScoreJob& job);
   /// Indices i < n with scores[i] >= gate, ascending, into accepted[n]; their number. A NaN score or gate accepts
   /// nothing.
   int64_t (*gate)(const float* scores, int64_t n, float gate, int32_t* accepted);
