@@ -102,7 +102,7 @@ TEST_P(ValidatePool, ExpandPools) {
   s.args.out.indices = s.arena.out(DType::i32, {2, 15}), s.args.out.slots = s.arena.out(DType::i32, {2, 15});
   s.args.out.counts = s.arena.out(DType::i32, {2}), s.args.out.index_base = s.arena.ints({0, 0});
   s.args.out.slot_map = {s.arena.in(DType::i32, {2, 9}), false, 8};
-  s.tensor(TOPKEY_TENSOR(A, pools), kI32Only, ">?", kRequired | kUnitStride);
+  s.tensor(TOPKEY_TENSOR(A, pools), kI32Only, ">*", kRequired | kUnitStride);
   s.tensor(TOPKEY_TENSOR(A, positions), kIntTypes, ">");
   s.tensor(TOPKEY_TENSOR(A, out.indices), kI32Only, ">>", kUnitStride | kWritten);
   s.tensor(TOPKEY_TENSOR(A, out.slots), kI32Only, ">>", kUnitStride | kWritten);
