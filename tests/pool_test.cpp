@@ -254,7 +254,7 @@ float exp_of_negative(float x) {
   return y * exp2_int(half) * exp2_int(e - half);
 }
 
-/// docs/numerics.md gives the formula; this test runs on SCALAR too, so that every ISA has these bits.
+/// docs/formats.md gives the formula; this test runs on SCALAR too, so that every ISA has these bits.
 TEST(PoolOnCpu, HasTheDocumentedBits) {
   int64_t keys = 0;
   property("pool_k on cpu", 100, [&] {
