@@ -48,7 +48,8 @@ Shape validate(const PoolK& a, Mode mode) {
   check_cache(c, a.cache);
   const int64_t dim = a.cache.head_dim;
   c.number("pool_size", a.pool_size, 1, kMaxPool);
-  check_hadamard(c, true, dim);
+  TOPKEY_REQUIRE(c, (dim & (dim - 1)) == 0, "cache.head_dim", "a power of two (keys are rotated by a Hadamard matrix)",
+                 std::to_string(dim));
   check_rule(c, QuantRule::automatic, a.scale, a.cache.format, false);
   c.tensor("slot_mapping", a.slot_mapping, kInts, {any()}, 0);
   const int64_t rows = a.slot_mapping.shape[0];

@@ -128,8 +128,9 @@ Report compare_expansion(const ExpandPools& a, const Tensor& pools, const uint64
   int64_t wild_pools = 0, wild_slots = 0;
   for (int64_t r = 0; r < a.rows.count; ++r) {
     const RowRange range = row_range(a.rows, r, tail ? 0 : int64_t{1} << 31, -1);
-    const int64_t seen = a.positions.data != nullptr ? (range.request < 0 ? 0 : int_at(a.positions, r) + 1)
-                                                     : (range.request < 0 ? 0 : range.end - range.start);
+    const int64_t seen = a.positions.data != nullptr
+                             ? (range.request < 0 ? 0 : std::min(int_at(a.positions, r), int64_t{INT32_MAX}) + 1)
+                             : (range.request < 0 ? 0 : range.end - range.start);
     for (int64_t i = 0; seen > 0 && i < pools.shape[1]; ++i) wild_pools += (int_at(pools, r, i) + 1) * size > seen;
     std::vector<int64_t> tokens, slots;
     int64_t used = 0;

@@ -50,7 +50,10 @@ JoinedKey rotated(std::vector<double> x) {
 struct TokenOf {
   std::function<int64_t(int64_t)> request;
   const Tensor& positions;
-  int64_t position(int64_t row) const { return request(row) < 0 ? -1 : std::max<int64_t>(-1, int_at(positions, row)); }
+  int64_t position(int64_t row) const {
+    const int64_t position = int_at(positions, row);
+    return request(row) < 0 || position > int64_t{1} << 48 ? -1 : std::max<int64_t>(-1, position);
+  }
 };
 
 int64_t request_by(const Tensor& starts, int64_t row) {

@@ -87,7 +87,9 @@ Drawn draw_call() {
   if (lengths == 0) a.rows.end = d.end.view();
   if (lengths == 1) a.rows.length = d.end.view();
   if (lengths == 2) {
-    d.positions = wild_ints(random, rows, 40);
+    d.positions = Array(DType::i64, {rows});
+    for (int64_t i = 0; i < rows; ++i)
+      d.positions.as<int64_t>()[i] = draw_flag(8) ? INT64_MAX - draw(0, 1) : wild_int(random, 40);
     a.positions = d.positions.view();
   }
   if (draw_flag()) {

@@ -61,6 +61,7 @@ inline void put_rubbish(TokenRows& t, Random& random, int64_t cache_slots) {
   for (int64_t r = 0; r < t.rows(); ++r) {
     const auto at = static_cast<size_t>(r);
     if (random.chance(0.1)) t.positions[at] = random.between(-3, 40);
+    if (random.chance(0.02)) t.positions[at] = INT64_MAX - random.between(0, 1);
     if (random.chance(0.1)) t.slots[at] = random.between(-2, cache_slots + 3);
     if (random.chance(0.05)) t.slots[at] = int64_t{1} << random.between(31, 62);
   }

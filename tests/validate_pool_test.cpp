@@ -47,7 +47,7 @@ TEST_P(ValidatePool, PoolK) {
   s.wrong("not that of ape", "ape must ", [](A& x) { x.pool_size = 8; });
   s.wrong("negative", "next_n must ", [](A& x) { x.next_n = -1; });
   s.wrong("two ways to a request", "q_indptr must ", [](A& x) { x.request = x.positions; });
-  s.wrong("no power of two", "hadamard must ",
+  s.wrong("no power of two", "cache.head_dim must ",
           [](A& x) { x.cache.head_dim = 24, x.k.shape[1] = x.gate.shape[1] = x.ape.shape[1] = x.tail.shape[3] = 24; });
   s.wrong("f32 scales of bf16 keys", "scale must ",
           [](A& x) { x.cache.format = KeyFormat::bf16, x.cache.page_size = 1, x.scale = ScaleRule::f32; });

@@ -21,7 +21,7 @@ struct IndexerConfig {
   ScaleRule scale;
   CandidateRole role;
   int32_t candidate_block_size, candidate_topk_blocks;
-  int32_t force_first, force_last;
+  int32_t force_first, force_last;  ///< key rows: pools in the k-pool layer
   /// consumer: tokens a key row of the source, whose keys candidate_block_size then counts (0 = this layer's own). The
   /// tokens of a source's block must be a whole number of this layer's key rows
   int32_t candidate_ratio;

@@ -50,10 +50,10 @@ TOPKEY_OP(pool_k, PoolK)
 ///   s = score + ape[position % ratio], m = max s, x = sum kv exp(s - m) / sum exp(s - m),
 /// then RMS norm, interleaved rope of the trailing cos_sin.shape[1] channels at position (p / ratio) * ratio, and
 /// quantisation (fp8: v4_key; mxfp4: mxfp4). Tokens are found as in PoolK, else in the state, where a token is kept as
-/// kv | score + ape. Without state_table the block of t's state slot is a ring; with it, position q of request b lies
-/// in page state_table[b, q / state_block]. A window that is not whole, or a slot outside the cache: not written and
-/// counted; strict raises. A rope position outside its table: a NaN key, counted. Afterwards every row with a state
-/// slot >= 0 leaves its state there; of equal slots the last row.
+/// kv | score + ape. Without state_table the block of t's state slot is a ring (a window and most rejected tokens long);
+/// with it, position q of request b lies in page state_table[b, q / state_block]. A window that is not whole, or a slot
+/// outside the cache: not written and counted; strict raises. A rope position outside its table: a NaN key, counted.
+/// Afterwards every row with a state slot >= 0 leaves its state there; of equal slots the last row.
 struct CompressK {
   uint32_t struct_size;
   Tensor kv, score;    ///< f32|bf16|f16 [>=T,c*D], unit; c is 1 or 2

@@ -39,11 +39,11 @@ class Batch {
       const int64_t request = read_row(rows_, row, 0).request;
       if (request != t.request) t.first = row;
       t.row = row, t.request = request;
-      t.position = request < 0 ? -1 : integer_at(positions_, row);
+      t.position = request < 0 ? -1 : position(row);
       f(t);
     }
   }
-  bool padding(int64_t row) const { return integer_at(positions_, row) < 0 || read_row(rows_, row, 0).request < 0; }
+  bool padding(int64_t row) const { return position(row) < 0 || read_row(rows_, row, 0).request < 0; }
   /// For each of the `count` positions that end with t's own, ascending: the nearest row up to t that holds it, or -1.
   void find(const TokenRow& t, int64_t count, int64_t* rows) const {
     int64_t found = 0;  // consecutive positions stand in consecutive rows nearly always
@@ -59,6 +59,13 @@ class Batch {
   }
 
  private:
+  /// -1: none that a sequence can have.
+  int64_t position(int64_t row) const {
+    constexpr int64_t kLast = int64_t{1} << 48;
+    const int64_t position = integer_at(positions_, row);
+    return position < 0 || position > kLast ? -1 : position;
+  }
+
   Rows rows_;
   const Tensor& positions_;
 };

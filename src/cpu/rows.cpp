@@ -190,7 +190,7 @@ struct PoolRow {
   PoolRow(const ExpandPools& a, int64_t row)
       : ids(static_cast<const int32_t*>(a.pools.data) + row * a.pools.stride[0]) {
     RowFact fact = read_row(a.rows, row, kMostTokens);
-    if (a.positions.data != nullptr) fact.end = integer_at(a.positions, row) + 1;
+    if (a.positions.data != nullptr) fact.end = std::min(integer_at(a.positions, row), kMostTokens) + 1;
     request = fact.request;
     visible = std::min(fact.size(), kMostTokens);
     complete = visible / a.pool_size;

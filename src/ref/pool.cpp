@@ -45,10 +45,11 @@ class Batch {
   Batch(const Rows& rows, const Tensor& positions) : positions_(positions) {
     for (int64_t r = 0; r < rows.count; ++r) requests_.push_back(window_of(rows, r, 0).request);
   }
-  /// -1: a padding row.
+  /// -1: a padding row, or no position that a sequence can have.
   int64_t position(int64_t row) const {
+    constexpr int64_t kLast = int64_t{1} << 48;
     const int64_t position = integer(positions_, row);
-    return request(row) < 0 || position < 0 ? -1 : position;
+    return request(row) < 0 || position < 0 || position > kLast ? -1 : position;
   }
   int64_t request(int64_t row) const { return requests_[static_cast<size_t>(row)]; }
   /// The nearest row at or before `row` that holds this position of the same request, or -1.

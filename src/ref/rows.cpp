@@ -151,7 +151,7 @@ std::vector<int64_t> tokens_of(const ExpandPools& a, int64_t row, Counts& counts
   const bool counted = a.positions.data != nullptr || a.rows.end.data != nullptr || a.rows.length.data != nullptr;
   std::vector<int64_t> tokens(static_cast<size_t>(pools * size + (counted ? size - 1 : 0)), -1);
   Window w = window_of(a.rows, row, kMaxTokens);
-  if (a.positions.data != nullptr) w.end = integer(a.positions, row) + 1;
+  if (a.positions.data != nullptr) w.end = std::min(integer(a.positions, row), kMaxTokens) + 1;
   const int64_t visible = std::min(w.size(), kMaxTokens), complete = visible / size;
   for (int64_t i = 0; visible > 0 && i < pools; ++i) {
     const int64_t id = integer(a.pools, row, i);
