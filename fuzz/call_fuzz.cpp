@@ -49,7 +49,19 @@ const char* const kTensors[] = {"q",
                                 "norm.weight",
                                 "norm.bias",
                                 "slot_mapping",
-                                "indptr"};
+                                "indptr",
+                                "gate",
+                                "ape",
+                                "tail",
+                                "tail_slots",
+                                "kv",
+                                "score",
+                                "state",
+                                "state_slots",
+                                "state_table",
+                                "rms_weight",
+                                "cos_sin",
+                                "pools"};
 const char* const kNumbers[] = {"topk",
                                 "page_size",
                                 "head_dim",
@@ -80,7 +92,8 @@ const char* const kNumbers[] = {"topk",
                                 "page_stride",
                                 "fill_value",
                                 "softmax_scale",
-                                "norm.eps"};
+                                "norm.eps",
+                                "pool_size"};
 struct Word {
   const char* key;
   std::vector<const char*> values;
@@ -135,6 +148,18 @@ support::Trace base_of_stage(const std::string& op, KeyFormat format) {
   trace.metadata = {{"topk", "3"},      {"block_size", "2"}, {"num_blocks", "2"},
                     {"page_size", "4"}, {"head_dim", "32"},  {"capacity", "4"}};
   trace.metadata["format"] = format_name(format);
+  put("positions", "I32", {5}), put("ape", "F32", {2, op == "compress_k" ? 64 : 32});
+  if (op == "pool_k") {
+    put("k", "BF16", {5, 32}), put("gate", "BF16", {5, 32}), put("q_indptr", "I32", {3});
+    put("tail", "BF16", {2, 2, 4, 32}), put("tail_slots", "I32", {5});
+    trace.metadata["pool_size"] = "2";
+  } else if (op == "compress_k") {
+    put("kv", "F32", {5, 64}), put("score", "F32", {5, 64}), put("state", "F32", {2, 4, 128});
+    put("state_slots", "I32", {5}), put("rms_weight", "F32", {32}), put("cos_sin", "F32", {4, 8});
+  } else if (op == "expand_pools") {
+    put("pools", "I32", {5, 2});
+    trace.metadata["pool_size"] = "3";
+  }
   return trace;
 }
 

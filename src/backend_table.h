@@ -10,7 +10,7 @@
 
 namespace topkey {
 
-/// name, argument struct. The order is that of the pipeline.
+/// name, argument struct. The order is that of the pipeline; what came later stands at the end.
 #define TOPKEY_OPERATIONS(X)          \
   X(expand_rows, ExpandRows)          \
   X(to_slots, ToSlots)                \
@@ -24,7 +24,10 @@ namespace topkey {
   X(select_blocks, SelectBlocks)      \
   X(mqa_topk, MqaTopk)                \
   X(paged_mqa_topk, PagedMqaTopk)     \
-  X(merge_topk, MergeTopk)
+  X(merge_topk, MergeTopk)            \
+  X(pool_k, PoolK)                    \
+  X(compress_k, CompressK)            \
+  X(expand_pools, ExpandPools)
 
 enum class Op : int32_t {
 #define X(name, Args) name,

@@ -49,6 +49,8 @@ void check_admit(const Check& c, const Admit& admit, int64_t rows, int64_t keys)
   c.number("admit.force_last", admit.force_last, 0, kMaxKeys);
 }
 
+}  // namespace
+
 void check_selection(const Check& c, const Selection& out, const RowFacts& rows, int64_t topk, bool has_blocks) {
   const Extent r = at_least(rows.count), k = at_least(topk);
   const bool indices = c.tensor("out.indices", out.indices, kI32, {r, k}, kUnit | kOptional | kOutput);
@@ -72,6 +74,8 @@ void check_selection(const Check& c, const Selection& out, const RowFacts& rows,
   check_enum(c, "out.order", static_cast<int32_t>(out.order), 2);
   check_enum(c, "out.fill", static_cast<int32_t>(out.fill), 2);
 }
+
+namespace {
 
 int64_t check_paged(const Check& c, const PagedKeys& keys, const RowFacts& rows) {
   check_cache(c, keys.cache);

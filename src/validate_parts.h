@@ -32,5 +32,7 @@ struct RowFacts {
 };
 /// default_end: dense operations have one (N), paged ones need end or length.
 RowFacts check_rows(const Check& c, const Rows& rows, bool has_default_end);
+/// Outputs of at least `topk` columns.
+void check_selection(const Check& c, const Selection& out, const RowFacts& rows, int64_t topk, bool has_blocks);
 
 }  // namespace topkey

@@ -80,6 +80,9 @@ int64_t row_count(const CallArgs& args) {
     int64_t operator()(const QuantizeK&) { return 0; }
     int64_t operator()(const StoreK&) { return 0; }
     int64_t operator()(const GatherK&) { return 0; }
+    int64_t operator()(const PoolK&) { return 0; }
+    int64_t operator()(const CompressK&) { return 0; }
+    int64_t operator()(const ExpandPools& a) { return of(a.pools); }
   };
   return std::visit(Count{}, args);
 }
@@ -156,21 +159,41 @@ void OutputMaker::outputs(QuantizeK& a) {
   a.out = dense(a.out.format, a.k.shape[0], a.k.shape[1]);
 }
 
-void OutputMaker::outputs(StoreK& a) {
-  const Tensor given = a.cache.pages;
+void OutputMaker::cache(KeyCache& cache, const Tensor& slot_mapping) {
+  const Tensor given = cache.pages;
   if (given.data != nullptr) {
     need(given, "cache", 2);
-    a.cache.pages = make("cache", given.dtype, {given.shape[0], given.shape[1]});
+    cache.pages = make("cache", given.dtype, {given.shape[0], given.shape[1]});
     std::copy_n(static_cast<const std::byte*>(given.data), given.shape[0] * given.shape[1],
-                static_cast<std::byte*>(a.cache.pages.data));
+                static_cast<std::byte*>(cache.pages.data));
     return;
   }
-  if (a.cache.page_size <= 0 || a.cache.head_dim <= 0) {
-    throw TraceError("trace: without a cache, store_k needs page_size and head_dim above 0 in the metadata");
+  if (cache.page_size <= 0 || cache.head_dim <= 0) {
+    throw TraceError("trace: without a cache, the operation needs page_size and head_dim above 0 in the metadata");
   }
-  const int64_t page = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim).page_bytes;
-  const int64_t pages = settings_.number("pages", largest_slot(a.slot_mapping) / a.cache.page_size + 1);
-  a.cache.pages = make("cache", DType::u8, {pages, settings_.number("page_stride", (page + 3) / 4 * 4)});
+  const int64_t page = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim).page_bytes;
+  const int64_t pages = settings_.number("pages", largest_slot(slot_mapping) / cache.page_size + 1);
+  cache.pages = make("cache", DType::u8, {pages, settings_.number("page_stride", (page + 3) / 4 * 4)});
+}
+
+void OutputMaker::outputs(StoreK& a) { cache(a.cache, a.slot_mapping); }
+
+Tensor OutputMaker::state(const char* name, const Tensor& given) {
+  if (given.data == nullptr) return given;
+  const Tensor made = make(name, given.dtype, {given.shape, given.shape + given.ndim});
+  TraceTensor& kept = outputs_.at(name);
+  std::copy_n(static_cast<const std::byte*>(given.data), kept.bytes.size(), kept.bytes.data());
+  return made;
+}
+
+void OutputMaker::outputs(PoolK& a) {
+  cache(a.cache, a.slot_mapping);
+  a.tail = state("tail", a.tail);
+}
+
+void OutputMaker::outputs(CompressK& a) {
+  cache(a.cache, a.slot_mapping);
+  a.state = state("state", a.state);
 }
 
 void OutputMaker::outputs(GatherK& a) {
@@ -193,6 +216,15 @@ void OutputMaker::outputs(Topk& a) { selection(a.out, a.rows.count, a.topk, "sco
 void OutputMaker::outputs(MqaTopk& a) { selection(a.out, a.rows.count, a.topk, ""); }
 void OutputMaker::outputs(PagedMqaTopk& a) { selection(a.out, a.rows.count, a.topk, ""); }
 void OutputMaker::outputs(MergeTopk& a) { selection(a.out, a.rows.count, a.topk, "scores,indices"); }
+void OutputMaker::outputs(ExpandPools& a) {
+  need(a.pools, "pools", 2);
+  const bool tail = a.positions.data != nullptr || a.rows.end.data != nullptr || a.rows.length.data != nullptr;
+  int64_t width = 0;
+  if (a.pool_size < 1 || __builtin_mul_overflow(a.pools.shape[1], int64_t{a.pool_size}, &width)) {
+    throw TraceError("trace: metadata 'pool_size' must be above 0, and pools as wide as an index can count");
+  }
+  selection(a.out, a.rows.count, width + (tail ? a.pool_size - 1 : 0), "");
+}
 void OutputMaker::outputs(SelectBlocks& a) {
   a.blocks = make("blocks", DType::i32, {a.rows.count, settings_.number("num_blocks", 0)});
 }

@@ -32,6 +32,9 @@ TOPKEY_SUPPORT_OP(SelectBlocks, select_blocks)
 TOPKEY_SUPPORT_OP(MqaTopk, mqa_topk)
 TOPKEY_SUPPORT_OP(PagedMqaTopk, paged_mqa_topk)
 TOPKEY_SUPPORT_OP(MergeTopk, merge_topk)
+TOPKEY_SUPPORT_OP(PoolK, pool_k)
+TOPKEY_SUPPORT_OP(CompressK, compress_k)
+TOPKEY_SUPPORT_OP(ExpandPools, expand_pools)
 #undef TOPKEY_SUPPORT_OP
 
 /// Runs `args` on exec.backend (null = the library's choice) in a workspace of its own. Host memory.

@@ -6,6 +6,7 @@
 #include "cpu/isa.h"
 #include "cpu/kernels.h"
 #include "cpu/merge.h"
+#include "cpu/pool.h"
 #include "cpu/producer.h"
 #include "cpu/quantize.h"
 #include "cpu/rows.h"
@@ -37,6 +38,8 @@ size_t workspace_bytes(Op op, const Shape& shape) {
     case Op::quantize_q:
     case Op::quantize_k:
     case Op::store_k: return producer_workspace(shape.head_dim);
+    case Op::pool_k:
+    case Op::compress_k: return pool_workspace_bytes(shape.head_dim);
     default: return 0;
   }
 }
@@ -44,9 +47,10 @@ size_t workspace_bytes(Op op, const Shape& shape) {
 }  // namespace
 
 constinit const Backend kBackend = {
-    "cpu",      Device::cpu,      false,       isa_problem,   detail,     why_not,        arithmetic, kStrategies,
-    numerics,   workspace_bytes,  expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
-    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
+    "cpu",          Device::cpu, false,           isa_problem,      detail,       why_not,       arithmetic,
+    kStrategies,    numerics,    workspace_bytes, expand_rows,      to_slots,     quantize_q,    quantize_k,
+    store_k,        gather_k,    mqa_logits,      paged_mqa_logits, topk,         select_blocks, mqa_topk,
+    paged_mqa_topk, merge_topk,  pool_k,          compress_k,       expand_pools,
 };
 
 }  // namespace topkey::cpu

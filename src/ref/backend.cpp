@@ -3,6 +3,7 @@
 // The reference backend's row of the table. Every shape; no workspace; one thread; allocates as it likes.
 #include "backend_table.h"
 #include "ref/cache.h"
+#include "ref/pool.h"
 #include "ref/quantize.h"
 #include "ref/rows.h"
 #include "ref/score.h"
@@ -29,7 +30,8 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 constinit const Backend kBackend = {
     "ref",      Device::cpu,      true,        unusable,      detail,     why_not,        arithmetic, kStrategies,
     numerics,   workspace_bytes,  expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
-    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
+    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk, pool_k,
+    compress_k, expand_pools,
 };
 
 }  // namespace topkey::ref

@@ -50,6 +50,12 @@ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
 
 }  // namespace
 
+void store_vector(const KeyCache& cache, QuantRule rule, ScaleRule scale, int64_t slot, std::vector<float>& x) {
+  const PageLayout layout = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim);
+  const RowBytes to = slot_bytes(cache, layout, slot);
+  quantize_row(cache.format, rule, scale, x, to.values, to.scale);
+}
+
 void store_k(const StoreK& a, const Exec& exec) {
   const KeyCache& cache = a.cache;
   const PageLayout layout = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim);
@@ -71,14 +77,13 @@ void store_k(const StoreK& a, const Exec& exec) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t slot = integer(a.slot_mapping, r);
     if (slot < 0 || slot >= slots) continue;
-    const RowBytes to = slot_bytes(cache, layout, slot);
     if (ready) {
-      copy_row(to, dense_bytes({a.k, a.k_scales, cache.format}, layout, r), layout);
+      copy_row(slot_bytes(cache, layout, slot), dense_bytes({a.k, a.k_scales, cache.format}, layout, r), layout);
       continue;
     }
     for (int64_t d = 0; d < cache.head_dim; ++d) x[static_cast<size_t>(d)] = real(a.k, r, d);
     transform(t, r, x);
-    quantize_row(cache.format, a.rule, a.scale, x, to.values, to.scale);
+    store_vector(cache, a.rule, a.scale, slot, x);
   }
   counts.add(kRows, rows);
   counts.publish(exec);

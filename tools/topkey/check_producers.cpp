@@ -2,7 +2,8 @@
 //
 // Second ways to what the operations around the score write. Rows and slots: the formulas of their headers, written
 // again. store_k and quantize_k: both roads must lead to the same bytes. gather_k: the oracle's own reading of pages.
-// quantize_q in fp8: decoded values lie within half a code step of the input. Golden bytes of every rule are in tests/.
+// quantize_q in fp8: decoded values lie within half a code step of the input. pool_k, compress_k: a replay in double.
+// Golden bytes of every rule are in tests/.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "check_call.h"
 #include "support/array.h"
 #include "support/oracle.h"
+#include "support/oracle_pool.h"
 
 namespace topkey::cli {
 namespace {
@@ -216,15 +218,33 @@ Report check_query(const QuantizeQ& a) {
   return report;
 }
 
+/// The trace's own tensor, as the call found it; absent where it has none.
+Array state_of(const support::Trace& trace, const char* name) {
+  const support::TraceTensor* found = trace.find(name);
+  if (found == nullptr) return {};
+  const Tensor from = support::view(*found, name);
+  const Array copy = from.ndim == 4 ? Array(from.dtype, {from.shape[0], from.shape[1], from.shape[2], from.shape[3]})
+                                    : Array(from.dtype, {from.shape[0], from.shape[1], from.shape[2]});
+  std::copy_n(found->bytes.data(), found->bytes.size(), reinterpret_cast<std::byte*>(copy.as<uint8_t>()));
+  return copy;
+}
+
 }  // namespace
 
-std::vector<Report> check_producer(const support::CallArgs& args, const Exec& exec) {
+std::vector<Report> check_producer(const support::CallArgs& args, const support::Trace& trace, const Exec& exec) {
   if (const auto* a = std::get_if<ExpandRows>(&args)) return {check_rows(*a)};
   if (const auto* a = std::get_if<ToSlots>(&args)) return {check_slots(*a)};
   if (const auto* a = std::get_if<StoreK>(&args)) return {check_store(*a, exec)};
   if (const auto* a = std::get_if<QuantizeK>(&args)) return {check_dense(*a, exec)};
   if (const auto* a = std::get_if<GatherK>(&args)) return {check_gather(*a)};
   if (const auto* a = std::get_if<QuantizeQ>(&args)) return {check_query(*a)};
+  if (const auto* a = std::get_if<PoolK>(&args)) {
+    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "tail")))};
+  }
+  if (const auto* a = std::get_if<CompressK>(&args)) {
+    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "state")))};
+  }
+  if (const auto* a = std::get_if<ExpandPools>(&args)) return {support::compare_expansion(*a, a->pools)};
   return {};
 }
 

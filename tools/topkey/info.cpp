@@ -47,7 +47,8 @@ std::string compiler() {
 }
 
 bool has_format(const std::string& op) {
-  return op.find("mqa") != std::string::npos || op.find("quantize") == 0 || op == "store_k" || op == "gather_k";
+  return op.find("mqa") != std::string::npos || op.find("quantize") == 0 || op == "store_k" || op == "gather_k" ||
+         op == "pool_k" || op == "compress_k";
 }
 
 std::shared_ptr<const support::Trace> tiny_trace(const std::string& op, KeyFormat format) {
