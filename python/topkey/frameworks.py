@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+"""What differs between array frameworks: making arrays, the current stream. Each is imported only once it is in use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .types import Array
+
+_NUMPY_NAMES = {"f32": "float32", "f16": "float16", "u8": "uint8", "b8": "bool", "i32": "int32", "i64": "int64"}
+_ML_NAMES = {"bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "e8m0": "float8_e8m0fnu"}
+_TORCH_NAMES = _NUMPY_NAMES | _ML_NAMES
+_numpy_dtypes: dict[str, Any] = {}
+
+
+@functools.cache
+def _package(kind: type) -> str:
+    tops = [one.__module__.partition(".")[0] for one in kind.__mro__]
+    return next((top for top in tops if top in ("numpy", "torch", "cupy")), tops[0])
+
+
+def framework(array: Array) -> str:
+    """Top package of the array's type: "numpy", "torch", ..."""
+    return _package(type(array))
+
+
+def numpy_dtype(name: str) -> Any:
+    """numpy's dtype for TopKey's name; those that numpy lacks are ml_dtypes'."""
+    found = _numpy_dtypes.get(name)
+    if found is None:
+        import numpy as np
+
+        if name in _ML_NAMES:
+            found = np.dtype(getattr(importlib.import_module("ml_dtypes"), _ML_NAMES[name]))
+        else:
+            found = np.dtype(_NUMPY_NAMES[name])
+        _numpy_dtypes[name] = found
+    return found
+
+
+def empty(like: Array, shape: Sequence[int], dtype: str) -> Array:
+    """An array of `like`'s framework and device, contents undefined. numpy for frameworks that TopKey does not know."""
+    kind = framework(like)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(tuple(shape), dtype=getattr(torch, _TORCH_NAMES[dtype]), device=like.device)
+    if kind == "cupy":
+        return sys.modules["cupy"].empty(tuple(shape), _NUMPY_NAMES[dtype])
+    import numpy as np
+
+    return np.empty(shape, numpy_dtype(dtype))
+
+
+def ends_of_causal_rows(like: Array, rows: int, keys: int) -> Array:
+    """int32 [rows]: row m of the last `rows` of `keys` keys ends at keys - rows + m + 1."""
+    first = keys - rows + 1
+    if framework(like) == "torch":
+        torch = sys.modules["torch"]
+        return torch.arange(first, first + rows, dtype=torch.int32, device=like.device)
+    if framework(like) == "cupy":
+        return sys.modules["cupy"].arange(first, first + rows, dtype="int32")
+    import numpy as np
+
+    return np.arange(first, first + rows, dtype=np.int32)
+
+
+def workspace(like: Array, size: int) -> Array:
+    """GPU memory for one call from the framework's own allocator, which frees in stream order."""
+    if framework(like) in ("torch", "cupy"):
+        made = empty(like, (size,), "u8")
+        return made if hasattr(made, "data_ptr") else _Addressed(made)
+    raise ValueError("exec.workspace must be given for GPU arrays of this framework, got None")
+
+
+class _Addressed:
+    """A cupy array whose address is asked for as torch's is."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def data_ptr(self) -> int:
+        return self.array.data.ptr
+
+
+def current_stream(like: Array, device_id: int) -> int | None:
+    """cudaStream_t of the framework's current stream; None: the legacy default stream."""
+    kind = framework(like)
+    if kind == "torch":
+        return sys.modules["torch"].cuda.current_stream(device_id).cuda_stream
+    if kind == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream().ptr
+    return None
