@@ -3,8 +3,6 @@
 // See arrays.h. Each framework has one function that reads an array of it.
 #include "python/src/arrays.h"
 
-#include <nanobind/ndarray.h>
-
 #include <cstring>
 #include <unordered_map>
 
@@ -75,6 +73,9 @@ int32_t integers(nb::handle sequence, int64_t* out) {
 
 std::string class_name(nb::handle object) { return nb::str(nb::handle(object).type().attr("__name__")).c_str(); }
 
+/// What an exception says, without its traceback.
+std::string reason(const nb::python_error& error) { return std::string(" (") + nb::str(error.value()).c_str() + ")"; }
+
 std::string words(const int64_t* numbers, int32_t n) {
   std::string text = "(";
   for (int32_t i = 0; i < n; ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
@@ -109,9 +110,8 @@ Tensor Borrowed::from_buffer(nb::handle array, const char* name, bool written, D
   Py_buffer& buffer = buffers_.emplace_back();
   if (PyObject_GetBuffer(array.ptr(), &buffer, flags) != 0) {
     buffers_.pop_back();
-    const nb::python_error reason;  // takes the pending error
-    refuse(name, written ? "an array that can be written" : "an array with strides",
-           class_name(array) + " (" + reason.what() + ")");
+    const nb::python_error error;  // takes the pending one
+    refuse(name, written ? "an array that can be written" : "an array with strides", class_name(array) + reason(error));
   }
   Tensor t{};
   t.dtype = known != DType::none ? known : dtype_by_letter(buffer.format);
@@ -145,7 +145,7 @@ Tensor Borrowed::from_numpy(nb::handle array, const char* name, bool written) {
   return from_buffer(seen, name, written, known);
 }
 
-Tensor Borrowed::from_torch(nb::handle array, const char* name, Place* place) {
+Tensor Borrowed::from_torch(nb::handle array, const char* name, Place* place) try {
   Tensor t{};
   const nb::object dtype = attribute(array, names().dtype);
   t.dtype = dtype_of_object(dtype);
@@ -166,20 +166,32 @@ Tensor Borrowed::from_torch(nb::handle array, const char* name, Place* place) {
   integers(call(array, names().stride), t.stride);
   if (!place->meta) t.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(call(array, names().data_ptr)));
   return t;
+} catch (const nb::python_error& error) {  // sparse, quantised, traced tensors
+  refuse(name, "a tensor with memory and strides", class_name(array) + reason(error));
+}
+
+nb::ndarray<nb::ro> Borrowed::exported(nb::handle array, const char* name, bool cuda) {
+  try {
+    // No synchronisation is asked for (stream -1): the call goes to the framework's own stream.
+    const nb::object capsule = cuda ? array.attr("__dlpack__")(nb::arg("stream") = -1) : array.attr("__dlpack__")();
+    kept_.push_back(capsule);
+    return nb::cast<nb::ndarray<nb::ro>>(capsule);
+  } catch (const nb::python_error& error) {
+    refuse(name, "an array that DLPack exports", class_name(array) + reason(error));
+  } catch (const nb::cast_error&) {
+    refuse(name, "an array that DLPack exports", class_name(array) + " with a capsule that is none of DLPack's");
+  }
 }
 
 Tensor Borrowed::from_dlpack(nb::handle array, const char* name, bool written, Place* place) {
   enum { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
-  // No synchronisation is asked for (stream -1): the call goes to the framework's own stream.
   const int type = nb::cast<int>(array.attr("__dlpack_device__")()[0]);
   const bool cuda = type == kCuda || type == kCudaManaged;
   if (!cuda && type != kCpu && type != kCudaHost)
     refuse(name, "on cpu or cuda", "DLPack device " + std::to_string(type));
-  const nb::object capsule = cuda ? array.attr("__dlpack__")(nb::arg("stream") = -1) : array.attr("__dlpack__")();
-  const auto seen = nb::cast<nb::ndarray<nb::ro>>(capsule);
+  const auto seen = exported(array, name, cuda);
   if (written && !nb::isinstance<nb::ndarray<>>(array)) refuse(name, "an array that can be written", class_name(array));
   kept_.push_back(nb::borrow<nb::object>(array));
-  kept_.push_back(capsule);
   Tensor t{};
   t.dtype = seen.dtype().lanes == 1 ? dtype_by_code(seen.dtype().code, seen.dtype().bits) : DType::none;
   if (t.dtype == DType::none) refuse(name, kKnown, "DLPack code " + std::to_string(seen.dtype().code));

@@ -5,6 +5,7 @@
 // array can only be of a framework that its owner has imported.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <cstdint>
 #include <string>
@@ -50,6 +51,7 @@ class Borrowed {
   Tensor from_buffer(nb::handle array, const char* name, bool written, DType known);
   Tensor from_numpy(nb::handle array, const char* name, bool written);
   Tensor from_torch(nb::handle array, const char* name, Place* place);
+  nb::ndarray<nb::ro> exported(nb::handle array, const char* name, bool cuda);
   Tensor from_dlpack(nb::handle array, const char* name, bool written, Place* place);
   Tensor from_shape(nb::handle array, const char* name, Place* place);
   void join(const Place& place, nb::handle array, const char* name);

@@ -2,6 +2,7 @@
 //
 // Where each operation writes: the output fields of its argument struct, one overload an operation.
 #pragma once
+#include "support/call_fields.h"
 #include "topkey/topkey.h"
 
 namespace topkey::python {
@@ -47,6 +48,7 @@ void outputs(Io& io, StoreK& a) {
 }
 template <class Io>
 void outputs(Io& io, GatherK& a) {
+  io("out.format", a.out.format, support::kFormatNames);
   outputs(io, a.out);
 }
 template <class Io>

@@ -130,7 +130,7 @@ def gather_k(
     ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend can
     run it.
     """
-    fields: Fields = {"block_table": block_table, "indptr": indptr, "total": total}
+    fields: Fields = {"block_table": block_table, "indptr": indptr, "total": total, "out.format": cache.format}
     cache_fields(fields, cache)
     shard_fields(fields, shard)
     size = max(total, 0), max(cache.head_dim, 0)
