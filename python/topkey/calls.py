@@ -42,18 +42,26 @@ class Placeholder(NamedTuple):
 
 def finish(op: str, fields: Fields, exec: Exec | Question) -> None:
     """Runs the call, or answers the question."""
-    if exec.__class__ is Question:
+    if isinstance(exec, Question):
         raise Answer(exec.ask(op, fields, exec.exec))
     _native.run(op, fields, exec)
 
 
-_FULL_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn",
-               "e8m0": "float8_e8m0fnu", "u8": "uint8", "i32": "int32", "i64": "int64"}
+_FULL_NAMES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8_e4m3fn": "float8_e4m3fn",
+    "e8m0": "float8_e8m0fnu",
+    "u8": "uint8",
+    "i32": "int32",
+    "i64": "int64",
+}
 
 
 def make(like: Array, shape: Sequence[int], dtype: str, exec: Exec | Question) -> Array:
     """An output of `like`'s framework; for a question only its shape."""
-    if exec.__class__ is Question and not exec.allocates:
+    if isinstance(exec, Question) and not exec.allocates:
         return Placeholder(tuple(shape), _FULL_NAMES[dtype])
     return empty(like, shape, dtype)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -15,17 +14,17 @@ _NUMPY_NAMES = {"f32": "float32", "f16": "float16", "u8": "uint8", "b8": "bool",
 _ML_NAMES = {"bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "e8m0": "float8_e8m0fnu"}
 _TORCH_NAMES = _NUMPY_NAMES | _ML_NAMES
 _numpy_dtypes: dict[str, Any] = {}
-
-
-@functools.cache
-def _package(kind: type) -> str:
-    tops = [one.__module__.partition(".")[0] for one in kind.__mro__]
-    return next((top for top in tops if top in ("numpy", "torch", "cupy")), tops[0])
+_frameworks: dict[type, str] = {}
 
 
 def framework(array: Array) -> str:
     """Top package of the array's type: "numpy", "torch", ..."""
-    return _package(type(array))
+    kind = type(array)
+    found = _frameworks.get(kind)
+    if found is None:
+        tops = [one.__module__.partition(".")[0] for one in kind.__mro__]
+        found = _frameworks[kind] = next((top for top in tops if top in ("numpy", "torch", "cupy")), tops[0])
+    return found
 
 
 def numpy_dtype(name: str) -> Any:

@@ -12,7 +12,7 @@ from .types import Backend, Format
 
 def backends() -> list[Backend]:
     """Every backend of this build, in the order in which they are chosen."""
-    return [Backend(*one) for one in _native.backends()]
+    return [Backend._make(one) for one in _native.backends()]
 
 
 def numerics_version(backend: str, format: Format) -> str:
@@ -34,8 +34,7 @@ def prepare(device: Any = None) -> None:
     """
     if device is None:
         torch = sys.modules.get("torch")
-        cuda = torch is not None and torch.cuda.is_available()
-        device = torch.cuda.current_device() if cuda else "cpu"
+        device = torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else "cpu"
     name, _, index = ("cuda", ":", str(device)) if isinstance(device, int) else str(device).partition(":")
     if name not in ("cpu", "cuda") or not (index == "" or index.isdecimal()):
         raise ValueError(f"prepare: device must be cpu, cuda or cuda:N, got {device!r}")

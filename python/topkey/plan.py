@@ -70,7 +70,12 @@ def _ints(lens: Iterable[Any]) -> list[int]:
 
 
 def _step(query_lens: Any, seq_lens: Any, prefilling: Any, numbers: dict[str, Any]) -> tuple[Any, ...]:
-    return _ints(query_lens), _ints(seq_lens), None if prefilling is None else [int(bool(p)) for p in prefilling], numbers
+    return (
+        _ints(query_lens),
+        _ints(seq_lens),
+        None if prefilling is None else [int(bool(p)) for p in prefilling],
+        numbers,
+    )
 
 
 def plan_step(
@@ -99,8 +104,8 @@ def plan_step(
         "ratio": ratio, "gather_rows": gather_rows, "logits_bytes": logits_bytes, "row_shards": row_shards,
         "min_shard_rows": min_shard_rows,
     })  # fmt: skip
-    *numbers, chunks, shards = _native.plan_step(*step)
-    return StepPlan(*numbers, [PrefillChunk(*c) for c in chunks], shards)
+    made = StepPlan(*_native.plan_step(*step))
+    return made._replace(chunks=[PrefillChunk(*c) for c in made.chunks])
 
 
 def prefill_chunks(

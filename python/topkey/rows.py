@@ -85,7 +85,9 @@ def to_slots(
     rows, width = extent(indices, 0), extent(indices, 1)
     made = {}
     for name, array in wanted("to_slots", out, Slots._fields).items():
-        made[name] = make(indices, (rows, width) if name == "slots" else (rows,), "i32", exec) if array is None else array
+        made[name] = (
+            make(indices, (rows, width) if name == "slots" else (rows,), "i32", exec) if array is None else array
+        )
     fields: Fields = {
         "indices": indices, "row_request": row_request, "block_table": block_table, "page_size": page_size,
         "compact": compact, **made,

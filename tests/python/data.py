@@ -29,7 +29,11 @@ def supported(format, backend="ref"):
     q = np.zeros((1, 1, 32), F32) if format not in ("fp8", "mxfp4") else np.zeros((1, 1, 32), np.uint8)
     arguments = {"q": q, "weights": np.zeros((1, 1), F32), "topk": 1, "format": format}
     if format == "mxfp4":
-        arguments |= {"q": q[:, :, :16], "q_scales": np.zeros((1, 1, 1), np.uint8), "k_scales": np.zeros((1, 1), np.uint8)}
+        arguments |= {
+            "q": q[:, :, :16],
+            "q_scales": np.zeros((1, 1, 1), np.uint8),
+            "k_scales": np.zeros((1, 1), np.uint8),
+        }
     if format == "fp8":
         arguments["k_scales"] = np.zeros(1, F32)
     width = key_formulas.VALUE_BYTES[format](32)

@@ -95,7 +95,9 @@ def test_read_only_inputs_are_fine_and_outputs_are_not(call, on):
     out.flags.writeable = False
     with pytest.raises(ValueError, match=r"mqa_topk: out.indices must be an array that can be written, got ndarray"):
         topkey.mqa_topk(**call, out={"indices": out}, exec=on)
-    with pytest.raises(ValueError, match=r"mqa_topk: out.indices must be an array that DLPack exports, got OnlyDlpack \(.*readonly"):
+    with pytest.raises(
+        ValueError, match=r"mqa_topk: out.indices must be an array that DLPack exports, got OnlyDlpack \(.*readonly"
+    ):
         topkey.mqa_topk(**call, out={"indices": OnlyDlpack(out)}, exec=on)
 
 
@@ -105,10 +107,16 @@ def test_caches_as_engines_allocate_them(on):
     cache, table = paged(rng, p, [9], 4)
     rest = {"block_table": table, "end": np.array([9, 9], np.int32), "request": np.zeros(2, np.int32), "exec": on}
     want = topkey.paged_mqa_topk(p.arguments["q"], cache, p.arguments["weights"], 3, **rest).indices
-    shapes = [cache.pages.reshape(-1, 4, 36), cache.pages.reshape(-1, 4, 1, 36), cache.pages.view(ml_dtypes.float8_e4m3fn)]
+    shapes = [
+        cache.pages.reshape(-1, 4, 36),
+        cache.pages.reshape(-1, 4, 1, 36),
+        cache.pages.view(ml_dtypes.float8_e4m3fn),
+    ]
     for pages in (*shapes, cache.pages.view(np.int8), apart(cache.pages)[:, None]):
         if pages.strides[0] % 4 == 0:
-            got = topkey.paged_mqa_topk(p.arguments["q"], cache._replace(pages=pages), p.arguments["weights"], 3, **rest)
+            got = topkey.paged_mqa_topk(
+                p.arguments["q"], cache._replace(pages=pages), p.arguments["weights"], 3, **rest
+            )
             assert bits_equal(got.indices, want)
     parted = np.zeros((len(cache.pages), 4, 40), np.uint8)[:, :, :36]
     with pytest.raises(ValueError, match=r"cache must be \[P, bytes\], or contiguous inside a page"):
@@ -126,7 +134,10 @@ def odd_strides(x):
         (lambda x: x[::-1], r"weights must be an array without negative strides, got strides of \(-2, 1\) elements"),
         (odd_strides, r"weights must be an array with strides in whole elements, got a stride of 10 bytes"),
         (lambda x: x.astype(np.float64), r"weights must be of a dtype that TopKey has \(float32, .*\), got float64"),
-        (lambda x: x.astype(">f4"), r"weights must be of a dtype that TopKey has \(float32, .*\), got byte-swapped float32"),
+        (
+            lambda x: x.astype(">f4"),
+            r"weights must be of a dtype that TopKey has \(float32, .*\), got byte-swapped float32",
+        ),
         (lambda x: x.reshape(1, 1, 1, 3, 2), r"weights must be of at most 4 dimensions, got 5"),
     ],
 )
@@ -175,5 +186,7 @@ def test_gpu_arrays_end_in_a_clear_error_where_no_backend_takes_them():
     with pytest.raises(RuntimeError, match="topk: no backend can run this: .*the call on cuda"):
         topkey.topk(scores, 3, out={"indices": out})
     assert scores.streams == [-1]
-    with pytest.raises(ValueError, match="topk: out.indices must be on the device of the other arrays, cuda:0, got cpu"):
+    with pytest.raises(
+        ValueError, match="topk: out.indices must be on the device of the other arrays, cuda:0, got cpu"
+    ):
         topkey.topk(scores, 3, out={"indices": np.zeros((2, 3), np.int32)})

@@ -101,7 +101,9 @@ def test_the_same_calls_unchanged_do_write(make):
 
 def test_backends_that_cannot_run_it():
     operation, arguments, _ = mqa(exec=topkey.Exec(backend="abacus"))
-    with pytest.raises(RuntimeError, match="mqa_topk: backend 'abacus' was asked for, but this build has no such backend"):
+    with pytest.raises(
+        RuntimeError, match="mqa_topk: backend 'abacus' was asked for, but this build has no such backend"
+    ):
         operation(**arguments)
     operation, arguments, _ = mqa(exec=topkey.Exec(arithmetic="ref", backend="cpu"))
     with pytest.raises(RuntimeError, match="mqa_topk: backend 'cpu' was asked for, but its arithmetic is f32, not ref"):

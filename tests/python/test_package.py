@@ -73,7 +73,9 @@ def test_workspace_of_shapes_without_memory():
     logits = {"q": Shape((10**6, 4, 64), "float32"), "weights": Shape((10**6, 4), "float32")}
     assert topkey.workspace_bytes("mqa_logits", **logits, k=Shape((10**6, 64), "float32"), format="f32") >= 0
     with pytest.raises(ValueError, match="q.weights must be"):
-        topkey.workspace_bytes("mqa_topk", **(shapes | {"weights": Shape((8, 5), "float32")}), k=Shape((9, 64), "float32"), format="f32")
+        topkey.workspace_bytes(
+            "mqa_topk", **(shapes | {"weights": Shape((8, 5), "float32")}), k=Shape((9, 64), "float32"), format="f32"
+        )
     with pytest.raises(TypeError, match="q must be an array, got Shape"):
         topkey.mqa_topk(**shapes, k=Shape((9, 64), "float32"), format="f32")
 
@@ -106,7 +108,9 @@ def test_the_library_speaks_for_itself():
     names = [b.name for b in topkey.backends()]
     assert "ref" in names and "cpu" in names
     assert topkey.numerics_version("ref", "fp8").startswith("fp8/ref/")
-    with pytest.raises(ValueError, match="numerics_version: backend must be one of this build that has fp8 keys, got 'abacus'"):
+    with pytest.raises(
+        ValueError, match="numerics_version: backend must be one of this build that has fp8 keys, got 'abacus'"
+    ):
         topkey.numerics_version("abacus", "fp8")
     topkey.prepare("cpu")
     for device in ("cuda:1", 1):
@@ -128,7 +132,9 @@ def test_masks_and_overlap():
     assert a.overlap(b).tolist() == [np.float32(2 / 3), 1.0] and b.overlap(a).tolist() == [1.0, 0.0]
     with pytest.raises(ValueError, match="overlap: selections must have as many rows, got 2 and 1"):
         a.overlap(selection([1]))
-    with pytest.raises(ValueError, match=r"to_mask: the selection must have indices, got Selection\(counts \[1\], unit='token'\)"):
+    with pytest.raises(
+        ValueError, match=r"to_mask: the selection must have indices, got Selection\(counts \[1\], unit='token'\)"
+    ):
         topkey.Selection(counts=np.zeros(1, np.int32)).to_mask(3)
 
 

@@ -63,7 +63,9 @@ def test_decode_chunks(rows, width, units, budget):
 def test_wrong_plans_raise_the_librarys_sentence():
     with pytest.raises(ValueError, match=r"plan_step: query_lens must be from 0 to 2147483647, got -1"):
         topkey.plan_step([-1], [3])
-    with pytest.raises(ValueError, match=r"prefill_chunks: gather_rows must be enough for the longest request, 9, got 5"):
+    with pytest.raises(
+        ValueError, match=r"prefill_chunks: gather_rows must be enough for the longest request, 9, got 5"
+    ):
         topkey.prefill_chunks([4], [9], gather_rows=5)
     with pytest.raises(ValueError, match=r"decode_chunks: budget must be enough for 16 bf16 rows"):
         topkey.decode_chunks(100, 10, 10)

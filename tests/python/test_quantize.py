@@ -17,7 +17,10 @@ dtypes = st.sampled_from(["f32", "bf16", "f16"])
 KEY_RULES = [("fp8", r, s) for r in ("v32_key", "kpool_key") for s in ("ue8m0", "f32")] + [("fp8", "v4_key", "ue8m0")]
 KEY_RULES += [(f, "automatic", "ue8m0") for f in ("mxfp4", "bf16", "f16", "f32", "q8_0")]
 KEY_RULES = [case for case in KEY_RULES if case[0] in SUPPORTED]
-QUERY_RULES = [("fp8", r) for r in quantize.RULES if r.endswith("query")] + [("mxfp4", "automatic"), ("bf16", "automatic")]
+QUERY_RULES = [("fp8", r) for r in quantize.RULES if r.endswith("query")] + [
+    ("mxfp4", "automatic"),
+    ("bf16", "automatic"),
+]
 QUERY_RULES = [case for case in QUERY_RULES if case[0] in SUPPORTED]
 
 

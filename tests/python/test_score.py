@@ -20,7 +20,14 @@ def expected(p):
 
 
 @pytest.mark.parametrize("format", SUPPORTED)
-@given(seed=seeds, rows=st.integers(1, 5), heads=st.integers(1, 5), d=st.sampled_from([32, 64]), n=st.integers(0, 70), q_dtype=PLAIN_Q)
+@given(
+    seed=seeds,
+    rows=st.integers(1, 5),
+    heads=st.integers(1, 5),
+    d=st.sampled_from([32, 64]),
+    n=st.integers(0, 70),
+    q_dtype=PLAIN_Q,
+)
 def test_exact_inputs_give_the_same_bits_everywhere(backend, format, seed, rows, heads, d, n, q_dtype):
     p = problem(np.random.default_rng(seed), format, rows, heads, d, n, q_dtype=q_dtype)
     logits = topkey.mqa_logits(**p.arguments, **p.dense, exec=topkey.Exec(backend=backend))
@@ -28,7 +35,14 @@ def test_exact_inputs_give_the_same_bits_everywhere(backend, format, seed, rows,
 
 
 @pytest.mark.parametrize("format", SUPPORTED)
-@given(seed=seeds, rows=st.integers(1, 4), heads=st.integers(1, 9), d=st.sampled_from([32, 64, 128]), n=st.integers(1, 40), q_dtype=PLAIN_Q)
+@given(
+    seed=seeds,
+    rows=st.integers(1, 4),
+    heads=st.integers(1, 9),
+    d=st.sampled_from([32, 64, 128]),
+    n=st.integers(1, 40),
+    q_dtype=PLAIN_Q,
+)
 def test_random_inputs(backend, format, seed, rows, heads, d, n, q_dtype):
     p = problem(np.random.default_rng(seed), format, rows, heads, d, n, exact=False, q_dtype=q_dtype)
     logits = topkey.mqa_logits(**p.arguments, **p.dense, exec=topkey.Exec(backend=backend))
@@ -61,8 +75,14 @@ def test_windows_and_masks(backend, seed, kind):
     p = problem(rng, "f32", 4, 2, 32, 23)
     start, end = rng.integers(-3, 20, 4).astype(np.int32), rng.integers(0, 30, 4).astype(np.int32)
     hidden = rng.random((4, 23)) < 0.3
-    mask = ~hidden if kind == "b8" else np.where(hidden, -np.inf, rng.integers(-3, 4, (4, 23))).astype(kind.replace("f", "float"))
-    logits = topkey.mqa_logits(**p.arguments, **p.dense, start=start, end=end, mask=mask, exec=topkey.Exec(backend=backend))
+    mask = (
+        ~hidden
+        if kind == "b8"
+        else np.where(hidden, -np.inf, rng.integers(-3, 4, (4, 23))).astype(kind.replace("f", "float"))
+    )
+    logits = topkey.mqa_logits(
+        **p.arguments, **p.dense, start=start, end=end, mask=mask, exec=topkey.Exec(backend=backend)
+    )
     scores = expected(p) if kind == "b8" else canonical(expected(p) + mask.astype(np.float32))
     columns = np.arange(23)
     outside = (columns < start[:, None]) | (columns >= end[:, None]) | hidden
@@ -70,7 +90,13 @@ def test_windows_and_masks(backend, seed, kind):
 
 
 @pytest.mark.parametrize("format", SUPPORTED)
-@given(seed=seeds, page_size=st.integers(1, 9), layout=st.sampled_from(["planar", "interleaved"]), spare=st.integers(0, 3), next_n=st.integers(1, 3))
+@given(
+    seed=seeds,
+    page_size=st.integers(1, 9),
+    layout=st.sampled_from(["planar", "interleaved"]),
+    spare=st.integers(0, 3),
+    next_n=st.integers(1, 3),
+)
 def test_pages(backend, format, seed, page_size, layout, spare, next_n):
     """Page columns are positions of the request, whatever the page size, stride, layout and form of `end`."""
     rng = np.random.default_rng(seed)
@@ -101,7 +127,15 @@ def test_bf16_logits_are_the_rounded_scores(on):
 def test_columns_outside_the_window_are_left_alone_unless_clean(on):
     p = problem(np.random.default_rng(4), "f32", 2, 1, 32, 8)
     out = np.full((3, 10), 7, np.float32)
-    topkey.mqa_logits(**p.arguments, **p.dense, start=np.array([2, 0], np.int32), end=np.array([4, 0], np.int32), clean=False, out=out, exec=on)
+    topkey.mqa_logits(
+        **p.arguments,
+        **p.dense,
+        start=np.array([2, 0], np.int32),
+        end=np.array([4, 0], np.int32),
+        clean=False,
+        out=out,
+        exec=on,
+    )
     want = np.full((3, 10), 7, np.float32)
     want[0, 2:4] = expected(p)[0, 2:4]
     assert bits_equal(out, want)

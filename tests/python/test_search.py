@@ -37,13 +37,26 @@ def test_causal_rows_of_exact_inputs(backend, format, seed, rows, n, topk):
 
 
 @pytest.mark.parametrize("format", SUPPORTED)
-@given(seed=seeds, n=st.integers(1, 80), topk=st.integers(1, 30), order=st.sampled_from(["position", "score"]), block=st.integers(1, 8))
+@given(
+    seed=seeds,
+    n=st.integers(1, 80),
+    topk=st.integers(1, 30),
+    order=st.sampled_from(["position", "score"]),
+    block=st.integers(1, 8),
+)
 def test_fused_equals_unfused(backend, format, seed, n, topk, order, block):
     rng = np.random.default_rng(seed)
     p, on = problem(rng, format, 4, 3, 32, n, exact=False), topkey.Exec(backend=backend)
     rows = {"start": rng.integers(-2, n, 4).astype(np.int32), "length": rng.integers(-1, n + 2, 4).astype(np.int32)}
     admit = {"candidates": rng.integers(0, n // block + 1, (4, 3)).astype(np.int32), "candidate_block_size": block}
-    form = {"order": order, "force_first": 1, "force_last": 2, "block_size": block, "num_blocks": 3, "out": (*ALL, "blocks")}
+    form = {
+        "order": order,
+        "force_first": 1,
+        "force_last": 2,
+        "block_size": block,
+        "num_blocks": 3,
+        "out": (*ALL, "blocks"),
+    }
     fused = topkey.mqa_topk(**p.arguments, **p.dense, topk=topk, **rows, **admit, **form, exec=on)
     logits = topkey.mqa_logits(**p.arguments, **p.dense, **rows, exec=on)
     unfused = topkey.topk(logits, topk, **rows, **admit, **form, exec=on)
@@ -52,7 +65,9 @@ def test_fused_equals_unfused(backend, format, seed, n, topk, order, block):
 
 
 @pytest.mark.parametrize("format", SUPPORTED)
-@given(seed=seeds, page_size=st.integers(1, 9), topk=st.integers(1, 20), layout=st.sampled_from(["planar", "interleaved"]))
+@given(
+    seed=seeds, page_size=st.integers(1, 9), topk=st.integers(1, 20), layout=st.sampled_from(["planar", "interleaved"])
+)
 def test_paged_rows_of_any_order(backend, format, seed, page_size, topk, layout):
     """Rows in any order of requests, padding rows between them; wild page ids hide keys and are counted."""
     rng = np.random.default_rng(seed)
@@ -98,7 +113,9 @@ def test_shards_merged_are_the_whole(backend, seed, world, interleave, topk):
             p.arguments["q"], cache, p.arguments["weights"], topk, block_table=table, request=np.zeros(2, np.int32),
             end=end, max_len=n, shard=topkey.Shard(*shard), out=("indices", "scores"), exec=on,
         ))  # fmt: skip
-    merged = topkey.merge_topk(np.stack([s.scores for s in parts]), np.stack([s.indices for s in parts]), topk, out=ALL, exec=on)
+    merged = topkey.merge_topk(
+        np.stack([s.scores for s in parts]), np.stack([s.indices for s in parts]), topk, out=ALL, exec=on
+    )
     whole = topkey.mqa_topk(**p.arguments, **p.dense, topk=topk, causal=True, out=ALL, exec=on)
     for name in ALL:
         assert bits_equal(getattr(merged, name), getattr(whole, name))

@@ -55,7 +55,9 @@ def check(scores, windows, topk, backend, **options):
     end = np.array([w[1] for w in windows], np.int32)
     out = ("indices", "scores", "counts")
     got = topkey.topk(scores, topk, start=start, end=end, **options, out=out, exec=topkey.Exec(backend=backend))
-    for array, want in zip((got.indices, got.scores, got.counts), expected(scores, windows, topk, options), strict=True):
+    for array, want in zip(
+        (got.indices, got.scores, got.counts), expected(scores, windows, topk, options), strict=True
+    ):
         assert bits_equal(array, want)
 
 
@@ -67,10 +69,24 @@ def check(scores, windows, topk, backend, **options):
 def test_order_ties_and_fill(backend, seed, rows, n, topk, dtype, order, fill):
     rng = np.random.default_rng(seed)
     start, end = windows_of(rng, rows, n)
-    check(draw(rng, rows, n, dtype), list(zip(start.tolist(), end.tolist(), strict=True)), topk, backend, order=order, fill=fill)
+    check(
+        draw(rng, rows, n, dtype),
+        list(zip(start.tolist(), end.tolist(), strict=True)),
+        topk,
+        backend,
+        order=order,
+        fill=fill,
+    )
 
 
-@given(seed=seeds, n=st.integers(1, 50), topk=st.integers(1, 20), block=st.integers(1, 7), first=st.integers(0, 4), last=st.integers(0, 4))
+@given(
+    seed=seeds,
+    n=st.integers(1, 50),
+    topk=st.integers(1, 20),
+    block=st.integers(1, 7),
+    first=st.integers(0, 4),
+    last=st.integers(0, 4),
+)
 def test_admission(backend, seed, n, topk, block, first, last):
     """Candidates (repeated and wild ones too), a mask, forced keys, max_len and a count of each row's own, together."""
     rng = np.random.default_rng(seed)
@@ -96,7 +112,9 @@ def test_blocks(backend, seed, n, block, count):
         live = selection.live_positions(window, readable=lambda p: 0 <= p < n)
         want = selection.best_blocks(lambda p, r=r: scores[r, p], live, window, block, count)
         assert got[r].tolist() == want
-    same = topkey.topk(scores, 1, start=start, end=end, block_size=block, num_blocks=count, out=("indices", "blocks"), exec=on)
+    same = topkey.topk(
+        scores, 1, start=start, end=end, block_size=block, num_blocks=count, out=("indices", "blocks"), exec=on
+    )
     assert bits_equal(same.blocks, got)
 
 
@@ -119,7 +137,9 @@ def test_merged_parts_are_the_selection_of_the_whole(backend, seed, parts, n, to
 def test_slots_and_index_base(on):
     scores = np.array([[1, 5, 3, 4, 2, 0]], np.float32)
     table = topkey.SlotMap(np.array([[7, -1, 2]], np.int32), 2)
-    got = topkey.topk(scores, 4, slot_map=table, index_base=np.array([100], np.int32), out=("indices", "slots"), exec=on)
+    got = topkey.topk(
+        scores, 4, slot_map=table, index_base=np.array([100], np.int32), out=("indices", "slots"), exec=on
+    )
     assert got.indices.tolist() == [[101, 102, 103, 104]]
     assert got.slots.tolist() == [[15, -1, -1, 4]]
 

@@ -58,7 +58,9 @@ def test_a_call_as_a_trace_runs_in_the_command_with_the_same_bits(tmp_path):
 
 def test_trace_of_every_kind_of_argument():
     shard = topkey.Shard(1, 2, 3)
-    slots = topkey.trace_of("to_slots", indices=np.zeros((2, 3), np.int32), block_table=np.zeros((2, 1), np.int32), page_size=4, shard=shard)
+    slots = topkey.trace_of(
+        "to_slots", indices=np.zeros((2, 3), np.int32), block_table=np.zeros((2, 1), np.int32), page_size=4, shard=shard
+    )
     assert slots.metadata["shard.rank"] == "1" and slots.metadata["shard.interleave"] == "3"
     q = topkey.trace_of(
         "quantize_q", q=np.ones((1, 1, 32), ml_dtypes.bfloat16), weights=np.ones((1, 1), np.float32), softmax_scale=0.5,
@@ -90,6 +92,8 @@ def test_files_that_are_no_traces(tmp_path):
         topkey.load_trace(tmp_path / "short")
     with pytest.raises(ValueError, match="there is no such file"):
         topkey.load_trace(tmp_path / "none")
-    with pytest.raises(ValueError, match="save_trace: tensor 'x' must be of a dtype that safetensors has, got complex128"):
+    with pytest.raises(
+        ValueError, match="save_trace: tensor 'x' must be of a dtype that safetensors has, got complex128"
+    ):
         topkey.save_trace(tmp_path / "x", topkey.Trace({"x": np.zeros(2, complex)}, {}))
     assert not (tmp_path / "x").exists()
