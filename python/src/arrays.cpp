@@ -3,6 +3,8 @@
 // See arrays.h. Each framework has one function that reads an array of it.
 #include "python/src/arrays.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstring>
 #include <unordered_map>
 
