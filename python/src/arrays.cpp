@@ -172,16 +172,18 @@ Tensor Borrowed::from_torch(nb::handle array, const char* name, Place* place) tr
   refuse(name, "a tensor with memory and strides", class_name(array) + reason(error));
 }
 
-nb::ndarray<nb::ro> Borrowed::exported(nb::handle array, const char* name, bool cuda) {
+nb::ndarray<nb::ro> Borrowed::exported(nb::handle array, const char* name, bool written, bool cuda) {
   try {
     // No synchronisation is asked for (stream -1): the call goes to the framework's own stream.
     const nb::object capsule = cuda ? array.attr("__dlpack__")(nb::arg("stream") = -1) : array.attr("__dlpack__")();
     kept_.push_back(capsule);
+    if (written) return nb::ndarray<nb::ro>(nb::cast<nb::ndarray<>>(capsule));
     return nb::cast<nb::ndarray<nb::ro>>(capsule);
   } catch (const nb::python_error& error) {
     refuse(name, "an array that DLPack exports", class_name(array) + reason(error));
   } catch (const nb::cast_error&) {
-    refuse(name, "an array that DLPack exports", class_name(array) + " with a capsule that is none of DLPack's");
+    refuse(name, written ? "an array that DLPack exports for writing" : "an array that DLPack exports",
+           class_name(array));
   }
 }
 
@@ -191,8 +193,7 @@ Tensor Borrowed::from_dlpack(nb::handle array, const char* name, bool written, P
   const bool cuda = type == kCuda || type == kCudaManaged;
   if (!cuda && type != kCpu && type != kCudaHost)
     refuse(name, "on cpu or cuda", "DLPack device " + std::to_string(type));
-  const auto seen = exported(array, name, cuda);
-  if (written && !nb::isinstance<nb::ndarray<>>(array)) refuse(name, "an array that can be written", class_name(array));
+  const auto seen = exported(array, name, written, cuda);
   kept_.push_back(nb::borrow<nb::object>(array));
   Tensor t{};
   t.dtype = seen.dtype().lanes == 1 ? dtype_by_code(seen.dtype().code, seen.dtype().bits) : DType::none;

@@ -51,7 +51,7 @@ class Borrowed {
   Tensor from_buffer(nb::handle array, const char* name, bool written, DType known);
   Tensor from_numpy(nb::handle array, const char* name, bool written);
   Tensor from_torch(nb::handle array, const char* name, Place* place);
-  nb::ndarray<nb::ro> exported(nb::handle array, const char* name, bool cuda);
+  nb::ndarray<nb::ro> exported(nb::handle array, const char* name, bool written, bool cuda);
   Tensor from_dlpack(nb::handle array, const char* name, bool written, Place* place);
   Tensor from_shape(nb::handle array, const char* name, Place* place);
   void join(const Place& place, nb::handle array, const char* name);

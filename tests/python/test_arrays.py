@@ -15,12 +15,12 @@ from formulas.selection import bits_equal
 class OnlyDlpack:
     """An array of a framework that TopKey does not know."""
 
-    def __init__(self, array):
-        self._array = array
+    def __init__(self, array, **options):
+        self._array, self._options = array, options
         self.shape = array.shape
 
     def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
+        return self._array.__dlpack__(**(options | self._options))
 
     def __dlpack_device__(self):
         return self._array.__dlpack_device__()
@@ -91,7 +91,7 @@ def test_read_only_inputs_are_fine_and_outputs_are_not(call, on):
     for name in ("q", "k", "weights", "k_scales"):
         call[name].flags.writeable = False
     out = np.zeros((3, 4), np.int32)
-    topkey.mqa_topk(**call, out={"indices": out}, exec=on)
+    want = topkey.mqa_topk(**call, out={"indices": out}, exec=on)
     out.flags.writeable = False
     with pytest.raises(ValueError, match=r"mqa_topk: out.indices must be an array that can be written, got ndarray"):
         topkey.mqa_topk(**call, out={"indices": out}, exec=on)
