@@ -87,7 +87,7 @@ class Setting {
       exec.workspace = HostWorkspace::of_this_thread().at_least(bytes);
       return;
     }
-    kept_ = frameworks().attr("workspace")(like, bytes + 255);
+    kept_ = frameworks().attr("workspace")(like, bytes + 255, at(kStream));
     const auto address = nb::cast<uintptr_t>(kept_.attr("data_ptr")());
     exec.workspace = reinterpret_cast<void*>((address + 255) / 256 * 256);
   }

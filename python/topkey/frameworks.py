@@ -23,7 +23,7 @@ def framework(array: Array) -> str:
     found = _frameworks.get(kind)
     if found is None:
         tops = [one.__module__.partition(".")[0] for one in kind.__mro__]
-        found = _frameworks[kind] = next((top for top in tops if top in ("numpy", "torch", "cupy")), tops[0])
+        found = _frameworks[kind] = next((top for top in tops if top in ("numpy", "torch")), tops[0])
     return found
 
 
@@ -43,12 +43,9 @@ def numpy_dtype(name: str) -> Any:
 
 def empty(like: Array, shape: Sequence[int], dtype: str) -> Array:
     """An array of `like`'s framework and device, contents undefined. numpy for frameworks that TopKey does not know."""
-    kind = framework(like)
-    if kind == "torch":
+    if framework(like) == "torch":
         torch = sys.modules["torch"]
         return torch.empty(tuple(shape), dtype=getattr(torch, _TORCH_NAMES[dtype]), device=like.device)
-    if kind == "cupy":
-        return sys.modules["cupy"].empty(tuple(shape), _NUMPY_NAMES[dtype])
     import numpy as np
 
     return np.empty(shape, numpy_dtype(dtype))
@@ -60,36 +57,25 @@ def ends_of_causal_rows(like: Array, rows: int, keys: int) -> Array:
     if framework(like) == "torch":
         torch = sys.modules["torch"]
         return torch.arange(first, first + rows, dtype=torch.int32, device=like.device)
-    if framework(like) == "cupy":
-        return sys.modules["cupy"].arange(first, first + rows, dtype="int32")
     import numpy as np
 
     return np.arange(first, first + rows, dtype=np.int32)
 
 
-def workspace(like: Array, size: int) -> Array:
-    """GPU memory for one call from the framework's own allocator, which frees in stream order."""
-    if framework(like) in ("torch", "cupy"):
-        made = empty(like, (size,), "u8")
-        return made if hasattr(made, "data_ptr") else _Addressed(made)
-    raise ValueError("exec.workspace must be given for GPU arrays of this framework, got None")
-
-
-class _Addressed:
-    """A cupy array whose address is asked for as torch's is."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-    def data_ptr(self) -> int:
-        return self.array.data.ptr
+def workspace(like: Array, size: int, stream: int | None) -> Array:
+    """GPU memory for one call from the framework's own allocator, which frees in the order of the stream it is made for:
+    `stream`, or the current one."""
+    if framework(like) != "torch":
+        raise ValueError("exec.workspace must be given for GPU arrays of this framework, got None")
+    if stream is None:
+        return empty(like, (size,), "u8")
+    cuda = sys.modules["torch"].cuda
+    with cuda.stream(cuda.ExternalStream(stream, device=like.device)):
+        return empty(like, (size,), "u8")
 
 
 def current_stream(like: Array, device_id: int) -> int | None:
     """cudaStream_t of the framework's current stream; None: the legacy default stream."""
-    kind = framework(like)
-    if kind == "torch":
+    if framework(like) == "torch":
         return sys.modules["torch"].cuda.current_stream(device_id).cuda_stream
-    if kind == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
     return None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """The package as a whole: what an import brings, that no operation or field is missing, questions about calls, Selection."""
 
+import concurrent.futures
 import inspect
 import subprocess
 import sys
@@ -91,6 +92,20 @@ def test_a_given_workspace_serves(on):
     if size:
         with pytest.raises(ValueError, match=f"mqa_topk: exec.workspace_bytes must be at least {size}"):
             topkey.mqa_topk(**call, exec=on._replace(workspace=memory[: size // 2]))
+
+
+def test_threads_share_nothing():
+    """The GIL is released; each thread has a workspace of its own."""
+    problems = [problem(np.random.default_rng(seed), "fp8", 4, 2, 64, 700, exact=False) for seed in range(6)]
+
+    def search(p):
+        call = dict(p.arguments) | p.dense | {"topk": 64, "order": "score", "exec": topkey.Exec(threads=1)}
+        return [topkey.mqa_topk(**call).indices.tobytes() for _ in range(8)]
+
+    one_by_one = list(map(search, problems))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(search, problems)) == one_by_one
+    assert len({answer for answers in one_by_one for answer in answers}) == len(problems)
 
 
 def test_unsupported_says_why():
