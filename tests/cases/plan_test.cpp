@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Cases of several chapters as a step meets them: plans of empty batches, row slices by cost, and graph-padded rows in the layer's shared buffer.
+// Cases of several chapters as a step meets them: plans of empty batches, row slices by cost, and graph-padded rows in the
+// layer's shared buffer.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -23,7 +23,8 @@ MODULES = [  # first match wins
     (r"src/platform\.cpp", rf"{PUBLIC}|src/[a-z_]+\.h", r".*"),  # the only POSIX calls
     (r"src/", rf"{PUBLIC}|src/[a-z_]+\.h", STD),
     (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*"),
-    (r"(tools|python|bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
+    (r"python/", rf"{PUBLIC}|support/.*|python/src/.*", rf"{STD}|nanobind/.*"),
+    (r"(tools|bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
 ]
 
 
