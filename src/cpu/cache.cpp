@@ -33,7 +33,7 @@ struct DenseRows {
       : values(static_cast<uint8_t*>(keys.values.data)),
         scales(static_cast<uint8_t*>(keys.scales.data)),
         value_step(keys.values.stride[0] * (layout.value / keys.values.shape[1])),
-        scale_step(keys.scales.stride[0] * 4) {}
+        scale_step(keys.scales.stride[0] * scale_element_bytes(keys.scales)) {}
   RowBytes at(int64_t row) const {
     return {values + row * value_step, scales == nullptr ? nullptr : scales + row * scale_step};
   }
@@ -61,10 +61,16 @@ uint32_t writer_of(int64_t slot, int32_t members) {
   return static_cast<uint32_t>((static_cast<uint64_t>(mixed) * static_cast<uint32_t>(members)) >> 32);
 }
 
+/// A row of the cache.
+struct Place {
+  uint8_t* page;
+  int64_t row;
+};
+
 /// Calls f(row, place) for each row of slot_mapping that this member writes; returns how many slots lie outside the
 /// cache.
 template <class F>
-int64_t for_each_stored(const StoreK& a, const PageLayout& layout, const Share& share, const F& f) {
+int64_t for_each_stored(const StoreK& a, const Share& share, const F& f) {
   const KeyCache& cache = a.cache;
   const int64_t rows = a.slot_mapping.shape[0], slots = cache.pages.shape[0] * cache.page_size;
   const Divider page_size(cache.page_size);
@@ -78,16 +84,15 @@ int64_t for_each_stored(const StoreK& a, const PageLayout& layout, const Share& 
     }
     if (share.size > 1 && writer_of(slot, share.size) != static_cast<uint32_t>(share.rank)) continue;
     const int64_t page = page_size.quotient(slot), offset = slot - page * cache.page_size;
-    uint8_t* base = row_at(cache.pages, page, 1);
-    f(r, RowBytes{base + layout.value_offset(offset), base + layout.scale_offset(offset)});
+    f(r, Place{row_at(cache.pages, page, 1), offset});
   }
   return outside;
 }
 
-int64_t wild_values(const StoreK& a, const PageLayout& layout) {
+int64_t wild_values(const StoreK& a) {
   int64_t positions = 0;
-  const int64_t slots = for_each_stored(a, layout, Share{0, 1},
-                                        [&](int64_t r, const RowBytes&) { positions += position_outside(a.rope, r); });
+  const int64_t slots =
+      for_each_stored(a, Share{0, 1}, [&](int64_t r, const Place&) { positions += position_outside(a.rope, r); });
   return slots + positions;
 }
 
@@ -95,10 +100,9 @@ void store_codes(const StoreK& a, const PageLayout& layout, const Exec& exec) {
   const int64_t rows = a.slot_mapping.shape[0];
   const DenseRows from({a.k, a.k_scales, a.cache.format}, layout);
   run_shared(exec, rows * layout.value / kCopyBytes, rows, [&](const Share& share, Counts& counts) {
-    const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+    const int64_t outside = for_each_stored(a, share, [&](int64_t r, const Place& to) {
       const RowBytes row = from.at(r);
-      copy_bytes(to.values, row.values, layout.value);
-      if (layout.scale > 0) copy_bytes(to.scale, row.scale, layout.scale);
+      write_row(layout, to.page, to.row, row.values, row.scale);
     });
     if (share.rank == 0) counts.add(kSkippedSlots, outside);
   });
@@ -111,11 +115,16 @@ void store_vectors(const StoreK& a, const PageLayout& layout, const Exec& exec) 
   run_shared(exec, producer_members(recipe, rows), rows, [&](const Share& share, Counts& counts) {
     Producer::Stack stack;
     const Producer produce(recipe, a.norm, a.rope, stack, exec, share.rank);
-    const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+    const bool tiled = layout.tile > 0;
+    const int64_t outside = for_each_stored(a, share, [&](int64_t r, const Place& place) {
       const int64_t ahead = r + kPrefetchRows;
       if (ahead < rows) prefetch_vector(row_at(a.k, ahead, in_bytes), recipe.dim * in_bytes);
-      const float scale = produce(row_at(a.k, r, in_bytes), r, to.values);
-      if (layout.scale > 0) std::memcpy(to.scale, &scale, sizeof scale);
+      // A tiled row is made whole in scratch, then cut up.
+      uint8_t* const values = tiled ? produce.spare() : place.page + layout.value_offset(place.row);
+      uint8_t* const scales = tiled ? values + layout.value : place.page + layout.scale_offset(place.row);
+      const float scale = produce(row_at(a.k, r, in_bytes), r, values, scales);
+      if (is_fp8(a.cache.format)) std::memcpy(scales, &scale, sizeof scale);
+      if (tiled) write_row(layout, place.page, place.row, values, scales);
       counts.add(kSkippedPages, position_outside(a.rope, r));
     });
     if (share.rank == 0) counts.add(kSkippedSlots, outside);
@@ -139,9 +148,12 @@ struct Span {
 void nan_row(KeyFormat format, const RowBytes& to, int64_t bytes) {
   const float nan = canonical_nan();
   const uint16_t half = format == KeyFormat::bf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00};
-  if (format == KeyFormat::fp8) {
-    std::memset(to.values, 0x7F, static_cast<size_t>(bytes));
+  if (is_fp8(format)) {
+    std::memset(to.values, format == KeyFormat::fp8 ? 0x7F : 0x80, static_cast<size_t>(bytes));
     std::memcpy(to.scale, &nan, sizeof nan);
+  } else if (format == KeyFormat::mxfp4) {
+    std::memset(to.values, 0, static_cast<size_t>(bytes));
+    std::memset(to.scale, 0xFF, static_cast<size_t>(bytes / 16));
   } else if (format == KeyFormat::q8_0) {
     std::memset(to.values, 0, static_cast<size_t>(bytes));
     for (int64_t i = 0; i < bytes; i += 34) std::memcpy(to.values + i, &half, sizeof half);
@@ -168,6 +180,13 @@ struct Gather {
     for (int64_t i = first; i < last; ++i) nan_row(a.out.format, out.at(i), layout.value);
   }
   void copy(const Chunk& chunk, int64_t row) const {
+    if (keys.tiled()) {
+      for (int64_t i = 0; i < chunk.count; ++i) {
+        const RowBytes to = out.at(row + i);
+        read_row(layout, chunk.values, chunk.row + i, to.values, to.scale);
+      }
+      return;
+    }
     const RowBytes to = out.at(row);
     copy_pieces(to.values, out.value_step, chunk.values, keys.value_step, layout.value, chunk.count);
     if (layout.scale == 0) return;
@@ -202,7 +221,7 @@ int64_t wild_values(const GatherK& a) {
 
 void store_k(const StoreK& a, const Exec& exec) {
   const PageLayout layout = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim);
-  if (exec.strict) raise_if_wild(exec, "store_k", wild_values(a, layout));
+  if (exec.strict) raise_if_wild(exec, "store_k", wild_values(a));
   if ((exec.flags & kCheckOnly) != 0) return;
   if (a.k_scales.data != nullptr || a.k.dtype == DType::u8) {
     store_codes(a, layout, exec);

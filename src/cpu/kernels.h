@@ -13,13 +13,23 @@
 
 namespace topkey::cpu {
 
+/// Where the bytes of keys are, one pointer a key: values in their format, and for mxfp4 its D/32 scales.
+struct KeyRows {
+  const uint8_t* const* values;
+  const uint8_t* const* scales;
+};
+
+/// mxfp4 values of q and of keys are held as kMxfp4Down times themselves, so that 6 * 2^127 is an f32; scores are put
+/// right by kMxfp4Up, their key scale. Powers of two: no bit but those of the extremes depends on them.
+constexpr float kMxfp4Down = 0.25f, kMxfp4Up = 16.0f;
+
 struct Kernels {
   const char* isa;
   int64_t panel_keys;  ///< keys of a panel, a multiple of 8
   int64_t head_block;  ///< heads that share one pass over a panel; queries are packed [blocks][dim][head_block]
 
-  /// rows: `count` (a multiple of 8) pointers to key values in `format`; to panels of panel_keys keys each.
-  void (*decode)(KeyFormat format, const uint8_t* const* rows, int64_t count, int64_t dim, float* panels);
+  /// `count` (a multiple of 8) keys in `format` to panels of panel_keys keys each.
+  void (*decode)(KeyFormat format, KeyRows rows, int64_t count, int64_t dim, float* panels);
   /// Scores of one query row (its `heads` real heads) against `count` panels: out[count * panel_keys]. kscale null = 1.
   void (*score)(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t heads,
                 const float* kscale, float* out);

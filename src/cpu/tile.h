@@ -15,11 +15,12 @@ namespace topkey::cpu {
 /// Query rows packed for the kernels: [blocks][dim][head_block] f32, the last block padded with heads that no sum
 /// takes.
 struct PackedQueries {
-  float* values;   ///< [rows][blocks * dim * head_block]
-  float* weights;  ///< [rows][blocks * head_block]
+  KeyFormat format;  ///< of the keys that they meet
+  float* values;     ///< [rows][blocks * dim * head_block]
+  float* weights;    ///< [rows][blocks * head_block]
   int64_t value_step, weight_step, heads;
 };
-PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim);
+PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim, KeyFormat format);
 void pack_query(const Query& q, int64_t row, int64_t head_dim, int64_t at, const PackedQueries& packed);
 
 class Tile {
@@ -31,7 +32,7 @@ class Tile {
   void begin(int64_t keys) {
     keys_ = keys;
     size_ = 0;
-    std::memset(zero_row_, 0, static_cast<size_t>(zero_bytes_));
+    std::memset(zero_row_, 0, static_cast<size_t>(row_bytes_));
   }
 
   int64_t size() const { return size_; }
@@ -47,6 +48,7 @@ class Tile {
       chunk.first += n;
       chunk.count -= n;
       chunk.values += n * source.value_step;
+      chunk.row += n;
       if (chunk.scales != nullptr) chunk.scales += n * source.scale_step;
       if (size_ == keys_) drain(flush);
     }
@@ -65,11 +67,17 @@ class Tile {
 
  private:
   void append(const Source& source, const Chunk& chunk, int64_t n);
+  void append_scales(const Source& source, const Chunk& chunk, int64_t n);
   void decode();
+  void unpack_tiles(int64_t first, int64_t count);
 
   KeyFormat format_ = KeyFormat::fp8;
-  int64_t head_dim_ = 0, keys_ = 0, size_ = 0, zero_bytes_ = 0;
-  const uint8_t** rows_ = nullptr;
+  int64_t head_dim_ = 0, keys_ = 0, size_ = 0, row_bytes_ = 0;
+  const Source* tiled_ = nullptr;         // the source, if its pages are tiled
+  const uint8_t** rows_ = nullptr;        // values of each key, or the page where it is tiled
+  const uint8_t** scale_rows_ = nullptr;  // mxfp4: scales of each key
+  int32_t* page_rows_ = nullptr;          // tiled: each key's row in its page
+  uint8_t* unpacked_ = nullptr;           // tiled: one panel of keys, row by row
   int32_t* positions_ = nullptr;
   float* kscale_ = nullptr;
   float* panels_ = nullptr;

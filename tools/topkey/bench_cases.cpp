@@ -50,6 +50,14 @@ std::vector<BenchCase> cpu_cases(int threads, bool quick) {
   BenchCase prefill = decode("prefill", prefill_rows, prefill_keys, 0.88);
   prefill.spec.windows = Windows::causal;
   cases.push_back(prefill);
+  for (const int64_t rows : {1, 8}) {
+    BenchCase mxfp4 = decode(fmt::format("decode {}, mxfp4 keys", rows), rows, keys, 0);
+    mxfp4.spec.format = KeyFormat::mxfp4;
+    cases.push_back(mxfp4);
+  }
+  BenchCase mxfp4 = prefill;
+  mxfp4.name = "prefill, mxfp4 keys", mxfp4.must = 0, mxfp4.spec.format = KeyFormat::mxfp4;
+  cases.push_back(mxfp4);
   BenchCase f16 = decode("decode 1, f16 keys", 1, keys, 0);
   f16.spec.format = KeyFormat::f16;
   cases.push_back(f16);
