@@ -122,7 +122,11 @@ inline void read_row(const PageLayout& layout, const uint8_t* page, int64_t row,
   for (int64_t j = 0; j < layout.value; j += piece) {
     std::memcpy(values + j, page + layout.value_byte(row, j), static_cast<size_t>(piece));
   }
-  for (int64_t j = 0; scales != nullptr && j < layout.scale; ++j) scales[j] = page[layout.scale_byte(row, j)];
+  if (scales == nullptr) return;
+  const int64_t run = layout.scale_tile == 0 ? layout.scale : 1;
+  for (int64_t j = 0; j < layout.scale; j += run) {
+    std::memcpy(scales + j, page + layout.scale_byte(row, j), static_cast<size_t>(run));
+  }
 }
 inline void write_row(const PageLayout& layout, uint8_t* page, int64_t row, const uint8_t* values,
                       const uint8_t* scales) noexcept {
@@ -130,7 +134,11 @@ inline void write_row(const PageLayout& layout, uint8_t* page, int64_t row, cons
   for (int64_t j = 0; j < layout.value; j += piece) {
     std::memcpy(page + layout.value_byte(row, j), values + j, static_cast<size_t>(piece));
   }
-  for (int64_t j = 0; scales != nullptr && j < layout.scale; ++j) page[layout.scale_byte(row, j)] = scales[j];
+  if (scales == nullptr) return;
+  const int64_t run = layout.scale_tile == 0 ? layout.scale : 1;
+  for (int64_t j = 0; j < layout.scale; j += run) {
+    std::memcpy(page + layout.scale_byte(row, j), scales + j, static_cast<size_t>(run));
+  }
 }
 
 /// How a vector becomes codes, one rule per producer found in engines (docs/formats.md has floor, scale, division and

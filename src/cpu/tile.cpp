@@ -3,10 +3,10 @@
 // See tile.h.
 #include "cpu/tile.h"
 
-#include "cpu/view.h"
-
 #include <algorithm>
 #include <array>
+
+#include "cpu/view.h"
 
 namespace topkey::cpu {
 namespace {
@@ -37,9 +37,10 @@ void widen_mxfp4(const uint8_t* codes, const uint8_t* scales, int64_t dim, float
   }
 }
 
-/// Query values of one head, widened exactly, to out[d * step].
-void widen_head(const Query& q, KeyFormat format, int64_t row, int64_t head, int64_t dim, float* out, int64_t step) {
+/// Query values of one head, widened exactly, to out[d * head_block].
+void widen_head(const Query& q, KeyFormat format, int64_t row, int64_t head, int64_t dim, float* out) {
   const Tensor& t = q.values;
+  const int64_t step = kernels().head_block;
   const int64_t at = row * t.stride[0] + head * t.stride[1];
   if (format == KeyFormat::mxfp4) {
     return widen_mxfp4(static_cast<const uint8_t*>(t.data) + at, scale_bytes_at(q.scales, row, head), dim, out, step);
@@ -78,7 +79,7 @@ void pack_query(const Query& q, int64_t row, int64_t head_dim, int64_t at, const
     std::fill(weights + heads, weights + packed.weight_step, 0.0f);
   }
   for (int64_t h = 0; h < heads; ++h) {
-    widen_head(q, packed.format, row, h, head_dim, values + h / block * block * head_dim + h % block, block);
+    widen_head(q, packed.format, row, h, head_dim, values + h / block * block * head_dim + h % block);
     const int64_t w = row * q.weights.stride[0] + h * q.weights.stride[1];
     weights[h] = q.weights.dtype == DType::bf16 ? bf16_to_float(static_cast<const uint16_t*>(q.weights.data)[w])
                                                 : static_cast<const float*>(q.weights.data)[w];
@@ -157,6 +158,7 @@ void Tile::decode() {
   }
 }
 
+/// Keys with scales of their own have a factor left for the end: fp8's scale, mxfp4's kMxfp4Up.
 void Tile::score(const PackedQueries& q, int64_t at, int64_t first, int64_t last) {
   const int64_t panel = kernels().panel_keys;
   const int64_t p = first / panel, count = (last + panel - 1) / panel - p;
