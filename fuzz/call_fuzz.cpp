@@ -100,14 +100,15 @@ struct Word {
 };
 const std::vector<Word>& words() {
   static const std::vector<Word> kWords = {
-      {"format", {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0"}},
-      {"layout", {"planar", "interleaved"}},
+      {"format", {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0", "fp8_fnuz"}},
+      {"layout", {"planar", "interleaved", "tiled16", "tiled32", "tiled64"}},
       {"order", {"position", "score", "any"}},
       {"fill", {"minus_one", "repeat", "value"}},
       {"norm.kind", {"none", "layer", "rms"}},
       {"scale", {"ue8m0", "f32"}},
       {"rule",
-       {"automatic", "v32_key", "v32_query", "v4_query", "v4_key", "kpool_query", "kpool_key", "cpu_query", "q8_0"}},
+       {"automatic", "v32_key", "v32_query", "v4_query", "v4_key", "kpool_query", "kpool_key", "cpu_query", "mxfp4",
+        "q8_0"}},
       {"out", {"indices", "indices,slots,scores,counts,blocks", "slots", "scores", "indices,blocks"}},
       {"logits_dtype", {"F32", "BF16"}}};
   return kWords;
@@ -211,8 +212,8 @@ void change(support::Trace& trace, FuzzedDataProvider& data) {
 
 support::Trace any_trace(FuzzedDataProvider& data) {
   static const std::vector<std::string> kOps = support::operation_names();
-  static constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::fp8, KeyFormat::bf16,
-                                           KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+  static constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,    KeyFormat::f16,
+                                           KeyFormat::f32, KeyFormat::q8_0,  KeyFormat::fp8_fnuz};
   const std::string op = kOps[data.ConsumeIntegralInRange<size_t>(0, kOps.size() - 1)];
   support::Trace trace = base_of(op, data.PickValueInArray(kFormats));
   trace.metadata["op"] = op;

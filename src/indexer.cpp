@@ -120,7 +120,7 @@ void check_config(const char* op, const IndexerConfig& config) {
   c.number("topk", config.topk, 1, kMaxKeys);
   c.number("ratio", config.ratio, 0, kMaxKeys);
   c.number("pool_size", config.pool_size, 0, kMaxKeys);
-  c.number("format", static_cast<int64_t>(config.format), 0, static_cast<int64_t>(KeyFormat::q8_0));
+  c.number("format", static_cast<int64_t>(config.format), 0, static_cast<int64_t>(KeyFormat::fp8_fnuz));
   c.number("scale", static_cast<int64_t>(config.scale), 0, 1);
   c.number("role", static_cast<int64_t>(config.role), 0, 2);
   c.number("force_first", config.force_first, 0, kMaxKeys);
@@ -148,7 +148,7 @@ IndexerStep largest_step(const Check& c, const IndexerConfig& config, const Inde
   step.keys.cache = {tensor(nullptr, DType::u8, {1, row_bytes(f, dim)}), f, Layout::planar, 1, config.head_dim};
   // As wide as a table can be: an engine's may be wider than max_len, and what is asked for hardly depends on it.
   step.keys.block_table = tensor(nullptr, DType::i32, {1, kMaxKeys});
-  const bool codes = f == KeyFormat::fp8 || f == KeyFormat::mxfp4;
+  const bool codes = is_fp8(f) || f == KeyFormat::mxfp4;
   step.q.values =
       tensor(nullptr, codes ? DType::u8 : DType::f32, {rows, config.heads, f == KeyFormat::mxfp4 ? dim / 2 : dim});
   if (f == KeyFormat::mxfp4) step.q.scales = tensor(nullptr, DType::u8, {rows, config.heads, dim / 32});

@@ -13,19 +13,11 @@ void check_enum(const Check& c, const char* name, int32_t value, int32_t last) {
 /// q.values, scales, weights for keys of `format` and head_dim. Returns heads.
 int64_t check_query(const Check& c, const Query& q, KeyFormat format, int64_t head_dim, int64_t count) {
   const Extent rows = at_least(count);
-  const DTypes dtypes = format == KeyFormat::fp8 ? kE4m3 : format == KeyFormat::mxfp4 ? kU8 : kFloats;
   const int64_t width = format == KeyFormat::mxfp4 ? head_dim / 2 : head_dim;
-  c.tensor("q.values", q.values, dtypes, {rows, at_least(1), exactly(width)}, kUnit);
+  c.tensor("q.values", q.values, query_dtypes(format), {rows, at_least(1), exactly(width)}, kUnit);
   const int64_t heads = q.values.shape[1];
   c.number("q.values heads", heads, 1, kMaxDim);
-  if (format != KeyFormat::mxfp4) {
-    c.absent("q.scales", q.scales, "but for mxfp4 keys");
-  } else if (q.scales.dtype == DType::i32) {
-    TOPKEY_REQUIRE(c, head_dim == 128, "q.scales", "u8|e8m0 [R, H, D/32] where D is not 128", describe(q.scales));
-    c.tensor("q.scales", q.scales, kI32, {rows, exactly(heads)}, kUnit);
-  } else {
-    c.tensor("q.scales", q.scales, kE8m0, {rows, exactly(heads), exactly(head_dim / 32)}, kUnit);
-  }
+  check_query_scales(c, "q.scales", q.scales, format, {rows, heads, head_dim}, 0);
   c.tensor("q.weights", q.weights, kWeights, {rows, exactly(heads)}, kUnit);
   return heads;
 }

@@ -17,6 +17,15 @@ struct DenseNames {
 };
 int64_t check_dense(const Check& c, DenseNames names, const DenseKeys& keys, Extent rows, int64_t head_dim,
                     unsigned flags);
+/// Dtypes of queries that meet keys of `format`.
+DTypes query_dtypes(KeyFormat format);
+/// Scales of mxfp4 queries, u8|e8m0 [R,H,D/32] or i32 [R,H]; absent for others.
+struct QueryExtents {
+  Extent rows;
+  int64_t heads, head_dim;
+};
+void check_query_scales(const Check& c, const char* name, const Tensor& scales, KeyFormat format,
+                        const QueryExtents& extents, unsigned flags);
 void check_cache(const Check& c, const KeyCache& cache);
 void check_shard(const Check& c, const Shard& shard);
 void check_block_table(const Check& c, const char* name, const Tensor& table, int64_t at_least_rows);

@@ -12,8 +12,8 @@
 namespace topkey::support {
 
 using Names = std::initializer_list<const char*>;
-inline constexpr Names kFormatNames = {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0"};
-inline constexpr Names kLayoutNames = {"planar", "interleaved"};
+inline constexpr Names kFormatNames = {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0", "fp8_fnuz"};
+inline constexpr Names kLayoutNames = {"planar", "interleaved", "tiled16", "tiled32", "tiled64"};
 inline constexpr Names kOrderNames = {"position", "score", "any"};
 inline constexpr Names kFillNames = {"minus_one", "repeat", "value"};
 inline constexpr Names kNormNames = {"none", "layer", "rms"};

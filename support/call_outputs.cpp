@@ -117,7 +117,7 @@ DenseKeys OutputMaker::dense(KeyFormat format, int64_t rows, int64_t head_dim) {
   DenseKeys keys{};
   keys.format = format;
   keys.values = make("keys", code_dtype(format), {rows, code_width(format, head_dim)});
-  if (format == KeyFormat::fp8) keys.scales = make("key_scale", DType::f32, {rows});
+  if (is_fp8(format)) keys.scales = make("key_scale", DType::f32, {rows});
   if (format == KeyFormat::mxfp4) keys.scales = make("key_scale", DType::u8, {rows, head_dim / 32});
   return keys;
 }
@@ -148,7 +148,7 @@ void OutputMaker::outputs(QuantizeQ& a) {
   need(a.q, "q", 3);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], head_dim = a.q.shape[2];
   const bool packed = a.format == KeyFormat::mxfp4;
-  const bool own = a.format != KeyFormat::fp8 && !packed;  // q keeps its dtype
+  const bool own = !is_fp8(a.format) && !packed;  // q keeps its dtype
   a.q_out = make("q_out", own ? a.q.dtype : code_dtype(a.format), {rows, heads, packed ? head_dim / 2 : head_dim});
   if (packed) a.q_scales_out = make("q_scales_out", DType::u8, {rows, heads, head_dim / 32});
   a.weights_out = make("weights_out", DType::f32, {rows, heads});

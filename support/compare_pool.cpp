@@ -28,6 +28,7 @@ double half_step(KeyFormat format, double x, double top) {
   top = std::max(top, 1e-4);  // floors
   switch (format) {
     case KeyFormat::fp8: return std::max(std::abs(x) * 0x1p-4, top / 448 * 2 * 0x1p-9) * 1.001;
+    case KeyFormat::fp8_fnuz: return std::max(std::abs(x) * 0x1p-4, top / 224 * 2 * 0x1p-10) * 1.001;
     case KeyFormat::mxfp4: return std::max(std::abs(x) / 4, top / 6 * 2 * 0.25) * 1.001;  // 5 and 7 are no codes
     case KeyFormat::q8_0: return top / 127 * 0.51 + std::abs(x) * 0x1p-10;
     case KeyFormat::bf16: return std::abs(x) * 0x1p-8;

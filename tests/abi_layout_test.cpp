@@ -177,10 +177,12 @@ static_assert(same_values({TOPKEY_DTYPE_NONE, TOPKEY_DTYPE_F32, TOPKEY_DTYPE_F16
                            DType::b8, DType::i32, DType::i64}));
 static_assert(same_values({TOPKEY_DEVICE_CPU, TOPKEY_DEVICE_CUDA}, {Device::cpu, Device::cuda}));
 static_assert(same_values({TOPKEY_FORMAT_FP8, TOPKEY_FORMAT_MXFP4, TOPKEY_FORMAT_BF16, TOPKEY_FORMAT_F16,
-                           TOPKEY_FORMAT_F32, TOPKEY_FORMAT_Q8_0},
+                           TOPKEY_FORMAT_F32, TOPKEY_FORMAT_Q8_0, TOPKEY_FORMAT_FP8_FNUZ},
                           {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32,
-                           KeyFormat::q8_0}));
-static_assert(same_values({TOPKEY_LAYOUT_PLANAR, TOPKEY_LAYOUT_INTERLEAVED}, {Layout::planar, Layout::interleaved}));
+                           KeyFormat::q8_0, KeyFormat::fp8_fnuz}));
+static_assert(same_values({TOPKEY_LAYOUT_PLANAR, TOPKEY_LAYOUT_INTERLEAVED, TOPKEY_LAYOUT_TILED16,
+                           TOPKEY_LAYOUT_TILED32, TOPKEY_LAYOUT_TILED64},
+                          {Layout::planar, Layout::interleaved, Layout::tiled16, Layout::tiled32, Layout::tiled64}));
 static_assert(same_values({TOPKEY_ORDER_POSITION, TOPKEY_ORDER_SCORE, TOPKEY_ORDER_ANY},
                           {Order::position, Order::score, Order::any}));
 static_assert(same_values({TOPKEY_FILL_MINUS_ONE, TOPKEY_FILL_REPEAT, TOPKEY_FILL_VALUE},

@@ -452,7 +452,6 @@ IndexerConfig draw_config(const ProblemSpec& spec) {
 TEST_P(Indexer, WorkspaceOfTheLimitsIsEnoughForEveryStepWithin) {
   property("workspace_bytes(limits) holds", 300, [&] {
     ProblemSpec spec = draw_spec(true);
-    if (spec.format == KeyFormat::mxfp4) spec.format = KeyFormat::fp8, spec.page_stride = 0;
     spec.addressing = Addressing::request, spec.rows = draw(1, 30), spec.max_len = 0, spec.table_per_row = false;
     if (spec.windows == Windows::random) spec.windows = Windows::causal;
     if (draw_flag(4)) spec.keys = draw(1, 4000), spec.heads = 1;

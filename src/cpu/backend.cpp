@@ -17,12 +17,9 @@ namespace {
 
 const char* detail() { return kernels().isa; }
 
-const char* why_not(Op, const Shape& shape) {
-  return shape.format == KeyFormat::mxfp4 ? "it does not have mxfp4 keys yet" : nullptr;
-}
-
-const char* arithmetic(KeyFormat format, DType) { return format == KeyFormat::mxfp4 ? nullptr : "f32"; }
-int32_t numerics(KeyFormat format) { return format == KeyFormat::mxfp4 ? 0 : 1; }
+const char* why_not(Op, const Shape&) { return nullptr; }
+const char* arithmetic(KeyFormat, DType) { return "f32"; }
+int32_t numerics(KeyFormat) { return 1; }
 /// radix: its own choice; the others say who merges rows that were cut into slices (search.cpp).
 constexpr const char* kStrategies[] = {"radix", "radix.rows", "radix.team", nullptr};
 

@@ -17,6 +17,11 @@
 namespace topkey::cpu {
 namespace {
 
+struct RowBytes {
+  uint8_t* values;
+  uint8_t* scale;
+};
+
 /// Rows of dense keys.
 struct DenseRows {
   uint8_t* values;
@@ -27,7 +32,7 @@ struct DenseRows {
       : values(static_cast<uint8_t*>(keys.values.data)),
         scales(static_cast<uint8_t*>(keys.scales.data)),
         value_step(keys.values.stride[0] * (layout.value / keys.values.shape[1])),
-        scale_step(keys.scales.stride[0] * 4) {}
+        scale_step(keys.scales.stride[0] * scale_element_bytes(keys.scales)) {}
   RowBytes at(int64_t row) const {
     return {values + row * value_step, scales == nullptr ? nullptr : scales + row * scale_step};
   }
@@ -79,9 +84,9 @@ void store_codes(const StoreK& a, const Slots& slots, const Exec& exec) {
   const DenseRows from({a.k, a.k_scales, a.cache.format}, layout);
   run_shared(exec, rows * layout.value / kCopyBytes, rows, [&](const Share& share, Counts& counts) {
     const int64_t outside = for_each_stored(a, slots, share, [&](int64_t r, int64_t slot) {
-      const RowBytes row = from.at(r), to = slots.at(slot);
-      copy_bytes(to.values, row.values, layout.value);
-      if (layout.scale > 0) copy_bytes(to.scale, row.scale, layout.scale);
+      const RowBytes row = from.at(r);
+      const Place to = slots.at(slot);
+      write_row(layout, to.page, to.row, row.values, row.scale);
     });
     if (share.rank == 0) counts.add(kSkippedSlots, outside);
   });
@@ -121,9 +126,12 @@ struct Span {
 void nan_row(KeyFormat format, const RowBytes& to, int64_t bytes) {
   const float nan = canonical_nan();
   const uint16_t half = format == KeyFormat::bf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00};
-  if (format == KeyFormat::fp8) {
-    std::memset(to.values, 0x7F, static_cast<size_t>(bytes));
+  if (is_fp8(format)) {
+    std::memset(to.values, format == KeyFormat::fp8 ? 0x7F : 0x80, static_cast<size_t>(bytes));
     std::memcpy(to.scale, &nan, sizeof nan);
+  } else if (format == KeyFormat::mxfp4) {
+    std::memset(to.values, 0, static_cast<size_t>(bytes));
+    std::memset(to.scale, 0xFF, static_cast<size_t>(bytes / 16));
   } else if (format == KeyFormat::q8_0) {
     std::memset(to.values, 0, static_cast<size_t>(bytes));
     for (int64_t i = 0; i < bytes; i += 34) std::memcpy(to.values + i, &half, sizeof half);
@@ -150,6 +158,13 @@ struct Gather {
     for (int64_t i = first; i < last; ++i) nan_row(a.out.format, out.at(i), layout.value);
   }
   void copy(const Chunk& chunk, int64_t row) const {
+    if (keys.tiled()) {
+      for (int64_t i = 0; i < chunk.count; ++i) {
+        const RowBytes to = out.at(row + i);
+        read_row(layout, chunk.values, chunk.row + i, to.values, to.scale);
+      }
+      return;
+    }
     const RowBytes to = out.at(row);
     copy_pieces(to.values, out.value_step, chunk.values, keys.value_step, layout.value, chunk.count);
     if (layout.scale == 0) return;

@@ -54,7 +54,7 @@ Scratch take_scratch(Arena& arena, const Extents& e, int64_t row_block) {
   Scratch s{};
   if (e.heads > 0) {
     s.tile.take(arena, Tile::keys_for(row_block, e.head_dim), e.format, e.head_dim);
-    s.queries = take_queries(arena, row_block, e.heads, e.head_dim);
+    s.queries = take_queries(arena, row_block, e.heads, e.head_dim, e.format);
   } else {
     s.scores = arena.take<float>(kTakeKeys);
     s.positions = arena.take<int32_t>(kTakeKeys);

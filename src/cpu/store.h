@@ -13,9 +13,10 @@
 
 namespace topkey::cpu {
 
-struct RowBytes {
-  uint8_t* values;
-  uint8_t* scale;
+/// A row of the cache.
+struct Place {
+  uint8_t* page;
+  int64_t row;
 };
 
 /// Which member writes a slot. Sixteen slots share a line of scales, and the golden ratio spreads runs of such groups
@@ -36,11 +37,11 @@ class Slots {
         page_size_(cache.page_size) {}
 
   /// Slot 0 <= slot < count.
-  RowBytes at(int64_t slot) const {
-    const int64_t page = page_size_.quotient(slot), offset = slot - page * cache_.page_size;
-    uint8_t* base = row_at(cache_.pages, page, 1);
-    return {base + layout.value_offset(offset), base + layout.scale_offset(offset)};
+  Place at(int64_t slot) const {
+    const int64_t page = page_size_.quotient(slot);
+    return {row_at(cache_.pages, page, 1), slot - page * cache_.page_size};
   }
+  KeyFormat format() const { return cache_.format; }
 
   const PageLayout layout;
   const int64_t count;
@@ -52,9 +53,15 @@ class Slots {
 
 /// The vector at `from`, whose rope position is that of `row`, as codes to a slot.
 inline void store_vector(const Producer& produce, const void* from, int64_t row, const Slots& slots, int64_t slot) {
-  const RowBytes to = slots.at(slot);
-  const float scale = produce(from, row, to.values);
-  if (slots.layout.scale > 0) std::memcpy(to.scale, &scale, sizeof scale);
+  const PageLayout& layout = slots.layout;
+  const Place place = slots.at(slot);
+  // A tiled row is made whole in scratch, then cut up.
+  const bool tiled = layout.tile > 0;
+  uint8_t* const values = tiled ? produce.spare() : place.page + layout.value_offset(place.row);
+  uint8_t* const scales = tiled ? values + layout.value : place.page + layout.scale_offset(place.row);
+  const float scale = produce(from, row, values, scales);
+  if (is_fp8(slots.format())) std::memcpy(scales, &scale, sizeof scale);
+  if (tiled) write_row(layout, place.page, place.row, values, scales);
 }
 
 }  // namespace topkey::cpu

@@ -15,12 +15,13 @@ namespace topkey::cpu {
 /// Query rows packed for the kernels: [blocks][dim][head_block] f32; heads are whole eights, of which no sum takes those
 /// that only pad.
 struct PackedQueries {
-  float* values;   ///< [rows][blocks * dim * head_block]
-  float* weights;  ///< [rows][blocks * head_block]
-  float* scratch;  ///< [8 * dim]
+  KeyFormat format;  ///< of the keys that they meet
+  float* values;     ///< [rows][blocks * dim * head_block]
+  float* weights;    ///< [rows][blocks * head_block]
+  float* scratch;    ///< [8 * dim]
   int64_t value_step, weight_step, heads;
 };
-PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim);
+PackedQueries take_queries(Arena& arena, int64_t rows, int64_t heads, int64_t head_dim, KeyFormat format);
 void pack_query(const Query& q, int64_t row, int64_t head_dim, int64_t at, const PackedQueries& packed);
 
 /// Two tiles at a time: one is decoded and being scored, the next is gathered meanwhile, so that its bytes are on their
@@ -35,7 +36,7 @@ class Tile {
     keys_ = keys;
     query_rows_ = rows;
     size_ = next_.size = 0;
-    std::memset(zero_row_, 0, static_cast<size_t>(zero_bytes_));
+    std::memset(zero_row_, 0, static_cast<size_t>(row_bytes_));
   }
 
   int64_t size() const { return size_; }
@@ -51,6 +52,7 @@ class Tile {
       chunk.first += n;
       chunk.count -= n;
       chunk.values += n * source.value_step;
+      chunk.row += n;
       if (chunk.scales != nullptr) chunk.scales += n * source.scale_step;
       if (next_.size == keys_) advance(flush);
     }
@@ -67,8 +69,9 @@ class Tile {
  private:
   /// Keys gathered, not yet decoded.
   struct Gathered {
-    const uint8_t** rows;
-    const uint8_t** scales;
+    const uint8_t** rows;    ///< values, or the page where it is tiled
+    const uint8_t** scales;  ///< where the format has its own
+    int32_t* page_rows;      ///< tiled: each key's row in its page
     int32_t* positions;
     int64_t size;
   };
@@ -84,12 +87,16 @@ class Tile {
   void append(const Source& source, const Chunk& chunk, int64_t n);
   void decode();
   Ahead ask();
+  void unpack_tiles(int64_t first, int64_t count);
+  bool scaled() const { return scale_bytes(format_, 32) > 0; }
 
   KeyFormat format_ = KeyFormat::fp8;
-  int64_t head_dim_ = 0, keys_ = 0, query_rows_ = 1, zero_bytes_ = 0;
+  int64_t head_dim_ = 0, keys_ = 0, query_rows_ = 1, value_bytes_ = 0, row_bytes_ = 0;
   Gathered next_{};
-  int64_t size_ = 0;   ///< of the decoded tile
-  int64_t asked_ = 0;  ///< gathered keys that were asked for while the decoded tile was scored
+  int64_t size_ = 0;               ///< of the decoded tile
+  int64_t asked_ = 0;              ///< gathered keys that were asked for while the decoded tile was scored
+  const Source* tiled_ = nullptr;  ///< the source, if its pages are tiled
+  uint8_t* unpacked_ = nullptr;    ///< tiled: one panel of keys, row by row
   int32_t* positions_ = nullptr;
   float* kscale_ = nullptr;
   float* panels_ = nullptr;

@@ -16,13 +16,10 @@ namespace {
 const char* unusable() { return nullptr; }
 const char* detail() { return ""; }
 
-const char* why_not(Op, const Shape& shape) {
-  return shape.format == KeyFormat::mxfp4 ? "it does not have mxfp4 keys yet" : nullptr;
-}
-
-const char* arithmetic(KeyFormat format, DType) { return format == KeyFormat::mxfp4 ? nullptr : "ref"; }
+const char* why_not(Op, const Shape&) { return nullptr; }
+const char* arithmetic(KeyFormat, DType) { return "ref"; }
 constexpr const char* kStrategies[] = {"sort", nullptr};
-int32_t numerics(KeyFormat format) { return format == KeyFormat::mxfp4 ? 0 : 1; }
+int32_t numerics(KeyFormat) { return 1; }
 size_t workspace_bytes(Op, const Shape&) { return 0; }
 
 }  // namespace

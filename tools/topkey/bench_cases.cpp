@@ -77,6 +77,11 @@ std::vector<BenchCase> cpu_cases(int threads, bool quick) {
   BenchCase prefill = decode("prefill", prefill_rows, prefill_keys, 0.88);
   prefill.spec.windows = Windows::causal;
   cases.push_back(prefill);
+  for (size_t i = 0; i < 3; ++i) {  // nine tenths of the rate, or better
+    BenchCase mxfp4 = variant(cases[i], "mxfp4 keys", 1 / 0.9);
+    mxfp4.spec.format = KeyFormat::mxfp4;
+    cases.push_back(mxfp4);
+  }
   add_variants(cases, one);
   const BenchCase large = decode("decode 1, long", 1, 4 * keys, 0);
   cases.push_back(large);
