@@ -125,9 +125,9 @@ void cut_tasks(const Cutting& cut, int64_t rows, const TaskTable& table) {
     for (int64_t r = first; r < end; ++r) total += cost_of(facts[r]);
   });
   // Few groups: slices for all, so that workers end together; many: only what would keep a worker late is cut.
-  const int64_t shares = cut.workers <= 1           ? 1
-                         : groups < 2 * cut.workers ? kSlicesPerWorker * cut.workers
-                                                    : 2 * cut.workers;
+  const int64_t shares = cut.workers <= 1            ? 1
+                         : groups >= 2 * cut.workers ? 2 * cut.workers
+                                                     : std::max(kSlicesPerWorker * cut.workers, kLeastSlices);
   const int64_t fair = cut.workers <= 1 ? 2 * total + 1 : std::max<int64_t>((total + shares - 1) / shares, 1);
   for_each_group(cut, facts, rows, [&](int64_t first, int64_t end) { add_group(cut, first, end, fair, table); });
 }

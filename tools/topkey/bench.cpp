@@ -137,8 +137,10 @@ class Bench {
     fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", "case", "threads", "median", "GFLOP/s",
                "of peak", "of sgemm", "must", "times", "at most");
     const std::vector<BenchCase> cases = suite_cases(options_.suite, threads_, options_.quick);
+    const bool exact =
+        std::any_of(cases.begin(), cases.end(), [&](const BenchCase& c) { return c.name == options_.only; });
     for (const BenchCase& c : cases) {
-      if (c.name.find(options_.only) != std::string::npos) run_case(c, cases);
+      if (exact ? c.name == options_.only : c.name.find(options_.only) != std::string::npos) run_case(c, cases);
     }
     if (!options_.json.empty()) write();
     return kDone;
@@ -258,7 +260,7 @@ void add_bench(CLI::App& app, Action& action) {
   bench->add_option("--suite", options->suite, "cpu: the CPU backend's table (default)");
   bench->add_option("--backend", options->backend, "time this backend instead of cpu");
   bench->add_option("--threads", options->threads, "threads (default: all)")->check(CLI::Range(1, 4096));
-  bench->add_option("--only", options->only, "only cases whose name contains this");
+  bench->add_option("--only", options->only, "only the case of this name; else those whose name contains it");
   bench->add_flag("--quick", options->quick, "smaller shapes: see that all runs");
   bench->add_option("--json", options->json, "also write the rows to this file");
   bench->add_option("--device", options->device, "name of this machine in the file");
