@@ -79,5 +79,19 @@ template <class Io>
 void outputs(Io& io, MergeTopk& a) {
   outputs(io, a.out);
 }
+template <class Io>
+void outputs(Io& io, PoolK& a) {
+  io("cache", a.cache.pages);
+  io("tail", a.tail);
+}
+template <class Io>
+void outputs(Io& io, CompressK& a) {
+  io("cache", a.cache.pages);
+  io("state", a.state);
+}
+template <class Io>
+void outputs(Io& io, ExpandPools& a) {
+  outputs(io, a.out);
+}
 
 }  // namespace topkey::python

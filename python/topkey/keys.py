@@ -27,7 +27,7 @@ def quantize_q(
 ) -> tuple[Array, Array | None, Array]:
     """Queries [R, H, D] (float32, bfloat16 or float16) to codes for keys of `format`; returns codes, scales, weights.
 
-    fp8: float8_e4m3fn codes, None, and float32 [R, H] weights * q_scale * softmax_scale * head_scale. mxfp4: uint8
+    fp8: float8_e4m3fn codes (fp8_fnuz: uint8), None, and float32 [R, H] weights * q_scale * softmax_scale * head_scale. mxfp4: uint8
     [R, H, D / 2] and their scales uint8 [R, H, D / 32]. Other formats: q in its own dtype. weights: float32 or bfloat16
     [R, H]. rule names a quantisation rule of docs/formats.md. out: arrays to be filled, "q_out", "q_scales_out",
     "weights_out".
@@ -39,7 +39,7 @@ def quantize_q(
     given = wanted("quantize_q", {} if out is None else out, ("q_out", "q_scales_out", "weights_out"))
     codes, scales, folded = given.get("q_out"), given.get("q_scales_out"), given.get("weights_out")
     if codes is None:
-        dtype = {"fp8": "f8_e4m3fn", "mxfp4": "u8"}.get(format) or _native.dtype_of(q) or "f32"
+        dtype = {"fp8": "f8_e4m3fn", "mxfp4": "u8", "fp8_fnuz": "u8"}.get(format) or _native.dtype_of(q) or "f32"
         codes = make(q, (rows, heads, dim // 2 if format == "mxfp4" else dim), dtype, exec)
     if scales is None and format == "mxfp4":
         scales = make(q, (rows, heads, dim // 32), "u8", exec)
@@ -68,7 +68,7 @@ def quantize_k(
 ) -> tuple[Array, Array | None]:
     """Keys [T, D] (float32, bfloat16 or float16) to codes and scales of `format`, in the order norm, rope, Hadamard.
 
-    fp8: float8_e4m3fn [T, D] and float32 [T]. mxfp4: uint8 [T, D / 2] and [T, D / 32]. q8_0: uint8 [T, D / 32 * 34].
+    fp8: float8_e4m3fn (fp8_fnuz: uint8) [T, D] and float32 [T]. mxfp4: uint8 [T, D / 2] and [T, D / 32]. q8_0: uint8 [T, D / 32 * 34].
     bf16, f16, f32: [T, D] rounded. The last four have no scales (None). out: arrays to be filled, "values", "scales".
 
     ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend can
@@ -155,7 +155,7 @@ def _dense_outputs(
     if values is None:
         width = {"mxfp4": dim // 2, "q8_0": dim // 32 * 34}.get(format, dim)
         values = make(like, (rows, width), _CODES.get(format, "u8"), exec)
-    if scales is None and format == "fp8":
+    if scales is None and format in ("fp8", "fp8_fnuz"):
         scales = make(like, (rows,), "f32", exec)
     if scales is None and format == "mxfp4":
         scales = make(like, (rows, dim // 32), "u8", exec)

@@ -9,6 +9,7 @@ from typing import Any
 from . import _native
 from .calls import Answer, Question
 from .keys import gather_k, quantize_k, quantize_q, store_k
+from .pool import compress_k, expand_pools, pool_k
 from .rows import expand_rows, to_slots
 from .score import mqa_logits, paged_mqa_logits
 from .search import mqa_topk, paged_mqa_topk
@@ -20,7 +21,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         expand_rows, to_slots, quantize_q, quantize_k, store_k, gather_k, mqa_logits, paged_mqa_logits, topk,
-        select_blocks, mqa_topk, paged_mqa_topk, merge_topk,
+        select_blocks, mqa_topk, paged_mqa_topk, merge_topk, pool_k, compress_k, expand_pools,
     )
 }  # fmt: skip
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, Union
 
 Array = Any
 """numpy (also with ml_dtypes), torch, or anything with the buffer protocol or ``__dlpack__``."""
-Format = Literal["fp8", "mxfp4", "bf16", "f16", "f32", "q8_0"]
-Layout = Literal["planar", "interleaved"]
+Format = Literal["fp8", "mxfp4", "bf16", "f16", "f32", "q8_0", "fp8_fnuz"]
+Layout = Literal["planar", "interleaved", "tiled16", "tiled32", "tiled64"]
 Scale = Literal["ue8m0", "f32"]
 Order = Literal["position", "score", "any"]
 Fill = Union[Literal["minus_one", "repeat"], int]

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import topkey
 from formulas import keys as key_formulas
-from formulas.numbers import DTYPES, E4M3, F32
+from formulas.numbers import DTYPES, E4M3, F32, e4m3fnuz_codes
 
-FORMATS = ("fp8", "mxfp4", "bf16", "f16", "f32", "q8_0")
+FORMATS = ("fp8", "mxfp4", "bf16", "f16", "f32", "q8_0", "fp8_fnuz")
+HAVE_Q_CODES = ("fp8", "mxfp4", "fp8_fnuz")  # whose queries are codes too
 
 
 class Problem(NamedTuple):
@@ -26,7 +27,7 @@ class Problem(NamedTuple):
 
 def supported(format, backend="ref"):
     """Not every build has every format yet; the library says so itself."""
-    q = np.zeros((1, 1, 32), F32) if format not in ("fp8", "mxfp4") else np.zeros((1, 1, 32), np.uint8)
+    q = np.zeros((1, 1, 32), F32) if format not in HAVE_Q_CODES else np.zeros((1, 1, 32), np.uint8)
     arguments = {"q": q, "weights": np.zeros((1, 1), F32), "topk": 1, "format": format}
     if format == "mxfp4":
         arguments |= {
@@ -34,7 +35,7 @@ def supported(format, backend="ref"):
             "q_scales": np.zeros((1, 1, 1), np.uint8),
             "k_scales": np.zeros((1, 1), np.uint8),
         }
-    if format == "fp8":
+    if format in ("fp8", "fp8_fnuz"):
         arguments["k_scales"] = np.zeros(1, F32)
     width = key_formulas.VALUE_BYTES[format](32)
     plain = format in key_formulas.PLAIN
@@ -57,10 +58,10 @@ def power_of_two(rng, shape, signed=True):
 
 def keys(rng, format, n, d, exact):
     """(values, scales) of n keys as the library takes them."""
-    if format == "fp8":
+    if format in ("fp8", "fp8_fnuz"):
         x = small_codes(rng, (n, d)) if exact else rng.normal(0, 8, (n, d)).astype(F32)
         scales = power_of_two(rng, n) if exact else rng.uniform(1e-3, 2, n).astype(F32)
-        return np.clip(x, -448, 448).astype(E4M3), scales
+        return (np.clip(x, -448, 448).astype(E4M3) if format == "fp8" else e4m3fnuz_codes(x)), scales
     if format == "mxfp4":
         # Codes of 0, 1, 2, 3, 4 and their negatives.
         codes = rng.choice([0, 2, 4, 5, 6, 10, 12, 13, 14], (n, d)) if exact else rng.integers(0, 16, (n, d))
@@ -83,7 +84,7 @@ def problem(rng, format, rows, heads, d, n, exact=True, q_dtype="f32"):
     k, outer = key_formulas.decode(format, values, scales)
     w = power_of_two(rng, (rows, heads)) if exact else rng.normal(size=(rows, heads)).astype(F32)
     arguments = {"weights": w}
-    if format in ("fp8", "mxfp4"):
+    if format in HAVE_Q_CODES:
         codes, q_scales = keys(rng, format, rows * heads, d, exact)
         arguments["q"] = codes.reshape(rows, heads, -1)
         if format == "mxfp4":

@@ -49,7 +49,7 @@ def quantised(case):
         return quantize.mxfp4(x)
     if rule == "q8_0":
         return quantize.q8_0(x), None
-    return quantize.fp8(x, rule, case["scale"])
+    return quantize.fp8(x, rule, case["scale"], case["name"].startswith("fp8_fnuz/"))
 
 
 @pytest.mark.parametrize("rule", sorted({c["rule"] for c in GOLDEN["cases"]}))

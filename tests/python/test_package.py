@@ -31,6 +31,7 @@ KEYWORDS = {
 # Fields that the library wants absent, or does not look at, in these operations.
 NOT_ASKED = {
     "gather_k": {"table_per_row"}, "paged_mqa_topk": {"mask"},
+    "expand_pools": {"starts", "max_len", "block_size", "order"},
     "merge_topk": {"starts", "ends", "lens", "max_len", "block_size", "out.blocks"},
 }  # fmt: skip
 

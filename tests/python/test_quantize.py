@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 seeds = st.integers(0, 2**32 - 1)
 dtypes = st.sampled_from(["f32", "bf16", "f16"])
 KEY_RULES = [("fp8", r, s) for r in ("v32_key", "kpool_key") for s in ("ue8m0", "f32")] + [("fp8", "v4_key", "ue8m0")]
+KEY_RULES += [("fp8_fnuz", "v32_key", "f32"), ("fp8_fnuz", "v4_key", "ue8m0")]
 KEY_RULES += [(f, "automatic", "ue8m0") for f in ("mxfp4", "bf16", "f16", "f32", "q8_0")]
 KEY_RULES = [case for case in KEY_RULES if case[0] in SUPPORTED]
 QUERY_RULES = [("fp8", r) for r in quantize.RULES if r.endswith("query")] + [
     ("mxfp4", "automatic"),
+    ("fp8_fnuz", "v32_query"),
+    ("fp8_fnuz", "v4_query"),
     ("bf16", "automatic"),
 ]
 QUERY_RULES = [case for case in QUERY_RULES if case[0] in SUPPORTED]
@@ -68,10 +71,12 @@ def prepared(x, rounds, dtype, steps, heads=1):
 def coded(x, format, rule, scale, dtype, steps):
     """Values and scales of keys, by the formulas."""
     name = "v32_key" if rule == "automatic" else rule
-    rounds = {"fp8": quantize.RULES[name].rounds, "mxfp4": "whole"}.get(format, "nothing")
+    rounds = {"fp8": quantize.RULES[name].rounds, "fp8_fnuz": quantize.RULES[name].rounds, "mxfp4": "whole"}.get(
+        format, "nothing"
+    )
     x = prepared(x, rounds, dtype, steps)
-    if format == "fp8":
-        return quantize.fp8(x, name, scale)
+    if format in ("fp8", "fp8_fnuz"):
+        return quantize.fp8(x, name, scale, format == "fp8_fnuz")
     if format == "mxfp4":
         return quantize.mxfp4(x)
     return (quantize.q8_0(x) if format == "q8_0" else rounded(x, format)), None
@@ -103,8 +108,8 @@ def test_quantize_q(backend, format, rule, seed, dtype, d, heads):
     facts = quantize.RULES.get(rule)
     y = prepared(x, {"mxfp4": "roped", "bf16": "nothing"}.get(format) or facts.rounds, dtype, steps, heads)
     s = None
-    if format == "fp8":
-        want, s = quantize.fp8(y, rule)
+    if format in ("fp8", "fp8_fnuz"):
+        want, s = quantize.fp8(y, rule, fnuz=format == "fp8_fnuz")
     else:
         want, want_scales = quantize.mxfp4(y) if format == "mxfp4" else (rounded(y, dtype), None)
         if format == "mxfp4":

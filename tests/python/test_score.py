@@ -11,6 +11,7 @@ from formulas.selection import bits_equal
 from hypothesis import given
 from hypothesis import strategies as st
 
+TILED = [("fp8", "tiled16", 32), ("fp8_fnuz", "tiled16", 64), *(("mxfp4", f"tiled{n}", 128) for n in (16, 32, 64))]
 seeds = st.integers(0, 2**32 - 1)
 PLAIN_Q = st.sampled_from(["f32", "bf16", "f16"])
 
@@ -114,6 +115,21 @@ def test_pages(backend, format, seed, page_size, layout, spare, next_n):
         end = max(0, int(lengths[b]) - next_n + 1 + j)
         want[r, :end] = all_scores[r, first[b] : first[b] + end]
     assert bits_equal(logits, want)
+
+
+@pytest.mark.parametrize(("format", "layout", "d"), TILED)
+@given(seed=seeds, groups=st.integers(1, 2))
+def test_tiled_pages(backend, format, layout, d, seed, groups):
+    rng = np.random.default_rng(seed)
+    page_size = groups * int(layout.removeprefix("tiled"))
+    p = problem(rng, format, 2, 2, d, 150)
+    cache, table = paged(rng, p, [150], page_size, layout)
+    got = topkey.paged_mqa_logits(
+        p.arguments["q"], cache, p.w.astype(np.float32), q_scales=p.arguments.get("q_scales"), block_table=table,
+        end=np.array([150, 150], np.int32), request=np.zeros(2, np.int32), max_len=150,
+        exec=topkey.Exec(backend=backend),
+    )  # fmt: skip
+    assert bits_equal(got, expected(p))
 
 
 def test_bf16_logits_are_the_rounded_scores(on):

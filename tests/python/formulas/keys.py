@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Key formats and pages: the value of every key element, the bytes of every row, where a page keeps them."""
 
+import ml_dtypes
 import numpy as np
 
 from .numbers import BF16, E4M3, F32, e2m1_values, ue8m0_values
 
 VALUE_BYTES = {
     "fp8": lambda d: d,
+    "fp8_fnuz": lambda d: d,
     "mxfp4": lambda d: d // 2,
     "bf16": lambda d: 2 * d,
     "f16": lambda d: 2 * d,
     "f32": lambda d: 4 * d,
     "q8_0": lambda d: d // 32 * 34,
 }
-SCALE_BYTES = {"fp8": lambda d: 4, "mxfp4": lambda d: d // 32}
+SCALE_BYTES = {"fp8": lambda d: 4, "fp8_fnuz": lambda d: 4, "mxfp4": lambda d: d // 32}
 PLAIN = {"bf16": BF16, "f16": np.float16, "f32": F32}
 
 
@@ -28,6 +30,8 @@ def values_of(format, raw):
     *lead, width = raw.shape
     if format == "fp8":
         return raw.view(E4M3).astype(np.float64)
+    if format == "fp8_fnuz":
+        return raw.view(ml_dtypes.float8_e4m3fnuz).astype(np.float64)
     if format == "mxfp4":
         return e2m1_values(np.stack([raw & 15, raw >> 4], axis=-1).reshape(*lead, 2 * width)).astype(np.float64)
     if format == "q8_0":
@@ -43,7 +47,7 @@ def decode(format, values, scales=None):
     values = np.ascontiguousarray(values).view(np.uint8)
     k = values_of(format, values)
     outer = np.ones(k.shape[:-1])
-    if format == "fp8":
+    if format in ("fp8", "fp8_fnuz"):
         outer = np.ascontiguousarray(scales).view(F32).reshape(outer.shape).astype(np.float64)
     if format == "mxfp4":
         k = k * np.repeat(ue8m0_values(np.ascontiguousarray(scales).view(np.uint8)), 32, axis=-1)
@@ -51,11 +55,23 @@ def decode(format, values, scales=None):
 
 
 def row_offsets(format, layout, page_size, d, row):
-    """Bytes of a row's values and scales inside its page, as two slices."""
+    """Places of a row's value and scale bytes inside its page."""
     v, g = row_bytes(format, d)
+    values, scales = np.arange(v), np.arange(g)
+    if layout == "interleaved":
+        return row * (v + g) + values, row * (v + g) + v + scales
+    first = page_size * v
     if layout == "planar":
-        return slice(row * v, row * v + v), slice(page_size * v + row * g, page_size * v + row * g + g)
-    return slice(row * (v + g), row * (v + g) + v), slice(row * (v + g) + v, (row + 1) * (v + g))
+        return row * v + values, first + row * g + scales
+    # Groups of rows whose 16-byte pieces alternate; of the four scales of mxfp4 64 / tile lie apart.
+    tile = int(layout.removeprefix("tiled"))
+    group, inside = divmod(row, tile)
+    values = group * tile * v + values // 16 * 16 * tile + inside * 16 + values % 16
+    if format != "mxfp4":
+        return values, first + row * g + scales
+    apart = 64 // tile
+    together = g // apart
+    return values, first + group * tile * g + scales % apart * tile * together + inside * together + scales // apart
 
 
 def read_row(pages, cache, page, row):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .numbers import E4M3, F32, NAN, e2m1_codes, e4m3_codes, rounded
+from .numbers import E4M3, F32, NAN, e2m1_codes, e4m3_codes, e4m3fnuz_codes, rounded
 
 NAN_F32 = np.array(NAN["f32"], np.uint32).view(F32)
 
@@ -108,19 +108,20 @@ def ceil_log2(s):
     return np.where(fraction == 0.5, exponent - 1, exponent)
 
 
-def fp8(x, rule, scale="ue8m0"):
-    """Codes [n, D] and scales [n] of prepared vectors; a vector with inf or NaN becomes a NaN key."""
+def fp8(x, rule, scale="ue8m0", fnuz=False):
+    """Codes [n, D] and scales [n] of prepared vectors; a vector with inf or NaN becomes a NaN key. fnuz: e4m3fnuz, as bytes."""
+    top, encode = (F32(224), e4m3fnuz_codes) if fnuz else (F32(448), e4m3_codes)
     facts = RULES[rule]
     bad = ~np.isfinite(x).all(axis=1)
     x = np.where(bad[:, None], F32(0), x)
     a = np.maximum(np.abs(x).max(axis=1), F32(facts.floor))
-    s = a * (F32(1) / F32(448)) if facts.multiplies and scale == "ue8m0" else a / F32(448)
+    s = a * (F32(1) / top) if facts.multiplies and scale == "ue8m0" else a / top
     if scale == "ue8m0":
         s = np.ldexp(F32(1), ceil_log2(s).astype(np.int32)).astype(F32)
     inverse = {"x / s": None, "x * 2^-e": F32(1) / s, "x * (1 / s)": F32(1) / s}[facts.code]
-    codes = e4m3_codes(x / s[:, None] if inverse is None else x * inverse[:, None])
-    codes[bad] = 0x7F
-    return codes.view(E4M3), np.where(bad, NAN_F32, s)
+    codes = encode(x / s[:, None] if inverse is None else x * inverse[:, None])
+    codes[bad] = 0x80 if fnuz else 0x7F
+    return (codes if fnuz else codes.view(E4M3)), np.where(bad, NAN_F32, s)
 
 
 def mxfp4(x):
