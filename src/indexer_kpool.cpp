@@ -48,6 +48,7 @@ PagedMqaTopk pool_search(const Check& c, const IndexerConfig& config, const Inde
   const Tensor blocks = a.out.blocks;
   const int32_t block_size = a.out.block_size;
   a.out = Selection{};
+  a.out.order = step.out.order;
   a.out.indices = pool_columns(c, step);
   a.out.blocks = blocks;
   a.out.block_size = block_size;
@@ -64,6 +65,7 @@ ExpandPools expand_args(const Check& c, const IndexerConfig& config, const Index
   a.positions = step.positions;
   a.pool_size = pool_size_of(config);
   a.out = step.out;
+  a.out.order = Order::position;  // pools are expanded in the order in which they stand
   return a;
 }
 

@@ -199,6 +199,46 @@ TEST_P(IndexerKpool, AShortContextIsGivenInWholeWithoutAScore) {
   }
 }
 
+/// Best pool first, each in whole; forced pools before it. The open pool's columns are where they always are.
+TEST_P(IndexerKpool, PoolsInTheOrderOfTheSelection) {
+  Step by_position, by_score;
+  by_score.args.out.order = Order::score;
+  by_position.config.force_first = by_score.config.force_first = 1;
+  by_position.forward(exec()), by_score.forward(exec());
+  bool moved = false;
+  for (int64_t r = 0; r < 6; ++r) {
+    std::vector<int64_t> a = by_position.row(r), b = by_score.row(r);
+    EXPECT_EQ(b[0], 0) << "the forced pool";
+    for (int64_t c = 0; c < kTopk; ++c) EXPECT_EQ(b[static_cast<size_t>(c)] % kPool, c % kPool);
+    moved = moved || a != b;
+    std::sort(a.begin(), a.begin() + kTopk), std::sort(b.begin(), b.begin() + kTopk);
+    EXPECT_EQ(a, b);
+  }
+  EXPECT_TRUE(moved);
+}
+
+/// Candidate blocks count pools: a source publishes them, a consumer keeps to them.
+TEST_P(IndexerKpool, CandidateBlocksCountPools) {
+  Step source, consumer;
+  const Array blocks(DType::i32, {kRows, 2});
+  source.config.role = CandidateRole::source, consumer.config.role = CandidateRole::consumer;
+  for (Step* s : {&source, &consumer}) {
+    s->config.candidate_block_size = 2, s->config.candidate_topk_blocks = 2, s->args.candidates = blocks.view();
+    s->forward(exec());
+  }
+  for (int64_t r = 0; r < 6; ++r) {
+    int64_t tokens = 0;
+    for (int64_t c = 0; c < kTopk; ++c) {
+      const int64_t token = consumer.row(r)[static_cast<size_t>(c)];
+      if (token < 0) continue;
+      const int64_t block = token / kPool / 2;
+      EXPECT_TRUE(block == int_at(blocks.view(), r, 0) || block == int_at(blocks.view(), r, 1)) << r << " " << token;
+      ++tokens;
+    }
+    EXPECT_GT(tokens, 0);
+  }
+}
+
 TEST_P(IndexerKpool, ARefusedStepHasWrittenNothing) {
   using Change = std::function<void(Step&)>;
   const std::vector<std::pair<std::string, Change>> wrongs = {
