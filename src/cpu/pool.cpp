@@ -94,8 +94,6 @@ struct Tail {
 
 class Pools {
  public:
-  static constexpr bool kRopes = false;
-
   explicit Pools(const PoolK& a) : a_(a), batch_(rows_of(a), a.positions), tail_(a) {}
 
   const Batch& batch() const { return batch_; }
@@ -178,8 +176,6 @@ class Pools {
 
 class Windows {
  public:
-  static constexpr bool kRopes = true;
-
   explicit Windows(const CompressK& a)
       : a_(a),
         batch_(rows_of(a), a.positions),
