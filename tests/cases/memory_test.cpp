@@ -73,7 +73,7 @@ TEST_P(Cases, B50_workspace_does_not_grow_with_the_context) {
       const size_t bytes = mqa_topk_workspace_bytes(shapes_of(keys, candidates), exec());
       EXPECT_LE(bytes, size_t{64} << 20) << keys << " keys";
       EXPECT_GE(bytes, before) << keys << " keys";
-      EXPECT_TRUE(keys <= 100000 || bytes == before) << keys << " keys";
+      EXPECT_TRUE(keys <= 400000 || bytes == before) << keys << " keys";  // all parts of a row are then full
       before = bytes;
     }
   }
