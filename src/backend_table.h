@@ -61,6 +61,9 @@ struct Backend {
   const char* const* strategies;                  ///< selection strategies it knows, ended by null
   int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1; 0 = no such keys
   size_t (*workspace_bytes)(Op, const Shape&);
+  void (*prepare)(int32_t device_id);  ///< loads all kernels; null = nothing to load
+  /// Sets all columns of i32 rows [0, rows) to -1, for the layer; null = host memory, the layer does it.
+  void (*clear_rows)(const Tensor&, int64_t rows, const Exec&);
 #define X(name, Args) void (*name)(const Args&, const Exec&);
   TOPKEY_OPERATIONS(X)
 #undef X
@@ -79,6 +82,9 @@ const Backend* find_backend(const char* name) noexcept;
 
 namespace cpu {
 extern const Backend kBackend;
+}
+namespace cuda {
+extern const Backend kPortable;
 }
 namespace ref {
 extern const Backend kBackend;

@@ -47,9 +47,9 @@ PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
   return a;
 }
 
-/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers. Host memory; the
-/// CUDA backend has its own.
-void clear_rows(const Tensor& t, int64_t rows) {
+/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers.
+void clear_rows(const Backend& b, const Tensor& t, int64_t rows, const Exec& exec) {
+  if (b.clear_rows != nullptr) return b.clear_rows(t, rows, exec);
   for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
     int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
     std::fill(cells, cells + t.shape[1], -1);
@@ -148,8 +148,8 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
   // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
   const bool alone = exec.team == nullptr;
   if (!step.cleared && (alone || exec.team->rank == 0)) {
-    clear_rows(step.out.indices, step.rows.count);
-    clear_rows(step.out.slots, step.rows.count);
+    clear_rows(searcher, step.out.indices, step.rows.count, exec);
+    clear_rows(searcher, step.out.slots, step.rows.count, exec);
   }
   if (!step.cleared && !alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
   if (storer != nullptr) run_checked(*storer, store, exec);

@@ -26,6 +26,9 @@ using namespace topkey::support;
 
 /// Names of the usable backends that take host memory.
 std::vector<std::string> host_backends();
+/// Those, and the usable ones of a GPU, which run() and launch() give copies of host memory. TOPKEY_TEST_DEVICE=cuda or
+/// cpu names one kind of them.
+std::vector<std::string> every_backend();
 /// An Exec for `backend`; stats may be null.
 Exec on(const std::string& backend, uint64_t* stats = nullptr);
 

@@ -22,7 +22,7 @@ MODULES = [  # first match wins
     (r"src/shard/", rf"{PUBLIC}|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h"),
     (r"src/platform\.cpp", rf"{PUBLIC}|src/[a-z_]+\.h", r".*"),  # the only POSIX calls
     (r"src/", rf"{PUBLIC}|src/[a-z_]+\.h", STD),
-    (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*"),
+    (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*|cuda_runtime_api\.h"),
     (r"(tools|python|bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
 ]
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Codes to the tensor core's 16-bit operands, exactly: four consecutive elements of a row at a time. A new format is one
+// more struct here (its scales inside the operand where they are powers of two) and a line in score.cu.
+#pragma once
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/view.cuh"
+
+namespace topkey::cuda {
+
+/// Elements d .. d+1 and d+2 .. d+3 as two pairs.
+struct Four {
+  uint32_t low, high;
+};
+
+/// 4 bytes at any address.
+__device__ __forceinline__ uint32_t load_word(const uint8_t* at, bool words) {
+  if (words) return *reinterpret_cast<const uint32_t*>(at);
+  return at[0] | static_cast<uint32_t>(at[1]) << 8 | static_cast<uint32_t>(at[2]) << 16 |
+         static_cast<uint32_t>(at[3]) << 24;
+}
+
+struct Fp8Codes {
+  static constexpr bool kHalf = false, kOuterScale = true;
+  static constexpr int kBytes = 1;  ///< of an element
+  /// bf16 has e4m3's fraction and a wider exponent: the code's bits, shifted, are its value times 2^-120, subnormals
+  /// included; one exact product puts that right. Code 0x7F (NaN) would come out as 480: has_nan finds it.
+  __device__ static Four convert(uint32_t word) {
+    constexpr uint32_t kTwoTo120 = 0x7B807B80u;
+    const uint32_t low = __byte_perm(word, 0, 0x1404), high = __byte_perm(word, 0, 0x3424);
+    return {mul_bf16x2(((low >> 4) & 0x07F007F0u) | (low & 0x80008000u), kTwoTo120),
+            mul_bf16x2(((high >> 4) & 0x07F007F0u) | (high & 0x80008000u), kTwoTo120)};
+  }
+  __device__ static bool has_nan(uint32_t word) {
+    return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0;
+  }
+  __device__ static Four load(const uint8_t* row, int d, bool words, bool& nan) {
+    const uint32_t word = load_word(row + d, words);
+    nan |= has_nan(word);
+    return convert(word);
+  }
+};
+
+/// bf16 or f16 as they are.
+template <bool kF16>
+struct PlainCodes {
+  static constexpr bool kHalf = kF16, kOuterScale = false;
+  static constexpr int kBytes = 2;
+  __device__ static Four load(const uint8_t* row, int d, bool words, bool&) {
+    return {load_word(row + 2 * d, words), load_word(row + 2 * d + 4, words)};
+  }
+};
+
+}  // namespace topkey::cuda

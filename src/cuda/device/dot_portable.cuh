@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The score arithmetic `bf16mma` and `f16mma`: the products and the head sum, included by score and search alike, so that
+// both give the same bits. A warp holds kTiles x 16 keys in registers as the rows of m16n8k16 products and walks over
+// heads, eight at a time; d runs upwards by 16. Inside a step of 16 both operands are permuted in the same way (lane c of
+// a group of four holds d = 4c .. 4c+3), so that codes are read 4 bytes at a time.
+// Head sum: lane c adds heads h with h % 8 / 2 == c, h ascending, by FMA from +0; then (s0 + s1) + (s2 + s3).
+#pragma once
+#include "cuda/device/convert.cuh"
+
+namespace topkey::cuda {
+
+template <int kTiles, int kSteps>
+struct KeyTile {
+  uint32_t a[kTiles][kSteps][4];
+};
+
+/// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24), null = no key there.
+/// Returns a bit for each of these keys: one of its codes is NaN.
+template <class Codes, int kTiles, int kSteps>
+__device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, const uint8_t* const (&rows)[2 * kTiles],
+                                              int steps, bool words) {
+  const int c = threadIdx.x & 3;
+  uint32_t bad = 0;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* row = rows[2 * t + half];
+      bool nan = false;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        Four f{0, 0};
+        if (row != nullptr && s < steps) f = Codes::load(row, s * 16 + 4 * c, words, nan);
+        tile.a[t][s][half] = f.low;
+        tile.a[t][s][2 + half] = f.high;
+      }
+      bad |= nan ? 1u << (2 * t + half) : 0u;
+    }
+  }
+  bad |= __shfl_xor_sync(~0u, bad, 1);
+  bad |= __shfl_xor_sync(~0u, bad, 2);
+  return bad;
+}
+
+/// Adds heads [8 * first, 8 * last) of one query to the sums of the keys g, g + 8 of each tile. q: operands of these heads,
+/// [heads / 8][pairs of steps][lane]; weights of head 8 * first on; heads: how many there are in all.
+template <bool kHalf, int kTiles, int kSteps>
+__device__ __forceinline__ void add_heads(const KeyTile<kTiles, kSteps>& tile, const uint4* q, const float* weights,
+                                          int first, int last, int heads, int steps, float (&sums)[kTiles][2]) {
+  const int lane = threadIdx.x & 31, c = lane & 3, pairs = (steps + 1) / 2;
+  for (int j = first; j < last; ++j, q += pairs * 32, weights += 8) {
+    float dots[kTiles][4] = {};
+#pragma unroll
+    for (int p = 0; p < (kSteps + 1) / 2; ++p) {
+      if (2 * p >= steps) break;
+      const uint4 b = q[p * 32 + lane];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) mma_16816<kHalf>(dots[t], tile.a[t][2 * p], b.x, b.y);
+      if (2 * p + 1 < kSteps && 2 * p + 1 < steps) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) mma_16816<kHalf>(dots[t], tile.a[t][(2 * p + 1) % kSteps], b.z, b.w);
+      }
+    }
+    // A head that only pads the last eight must not be added: its zeros times an infinite key are NaN.
+    const int head = 8 * j + 2 * c;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (head + e >= heads) continue;
+      const float w = weights[2 * c + e];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        sums[t][0] = __fmaf_rn(w, relu(dots[t][e]), sums[t][0]);
+        sums[t][1] = __fmaf_rn(w, relu(dots[t][2 + e]), sums[t][1]);
+      }
+    }
+  }
+}
+
+/// The fixed tree over the four lanes that share a key.
+__device__ __forceinline__ float join_heads(float sum) {
+  sum = sum + __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+
+}  // namespace topkey::cuda

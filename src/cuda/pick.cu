@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `select`, and the second half of `search`: one thread block a row picks the winners exactly (device/select.cuh)
+// and writes every output, or, where more of the row's keys are to come, what the next chunk needs.
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/device/entries.cuh"
+#include "cuda/device/select.cuh"
+#include "cuda/search_parts.h"
+#include "cuda/stages.h"
+#include "cuda/tuning.h"
+
+namespace topkey::cuda {
+namespace {
+
+struct Job {
+  PickParams p;
+  Group group;
+  int turn;  ///< which list is read; the other is written
+  bool sort_in_room;
+};
+
+struct Shared {
+  SelectRoom select;
+  uint32_t tied, open_key;
+};
+
+/// A row in this chunk.
+struct RowTask {
+  int64_t row, group_row;
+  RowFact f;
+  uint32_t n;  ///< keys of this chunk
+  bool last;
+  RowState state;
+};
+
+__device__ inline const uint32_t* list_values(const WinnerList& l, int64_t row) { return l.values + row * l.length; }
+__device__ inline const int32_t* list_ids(const WinnerList& l, int64_t row) { return l.positions + row * l.length; }
+
+template <class Scores>
+__device__ void count_nans(const Job& job, const Scores& scores, uint32_t first, uint32_t n, Shared& s) {
+  if (job.p.emission.stats == nullptr) return;
+  uint32_t own = 0;
+  for (uint32_t i = first + threadIdx.x; i < first + n; i += blockDim.x) {
+    const uint32_t raw = scores.raw(i);
+    own += raw != kNotLiveScore && is_nan(__uint_as_float(raw));
+  }
+  if (own != 0) count(job.p.emission.stats, kNanScores, own);
+}
+
+/// Winners of a finished row to the outputs.
+template <class Scores>
+__device__ void write_row(const Job& job, const RowTask& t, const Scores& scores, uint32_t n, const Cut& cut, Shared& s,
+                          uint64_t* sort) {
+  const Entries<Scores> entries{scores};
+  const RowWriter writer(job.p.emission, t.row, t.f.request, t.f.start);
+  if (threadIdx.x == 0) s.tied = cut.tied && cut.key != kForcedKey;
+  __syncthreads();
+  // An equal of a winner may have been left out chunks ago.
+  const auto look_back = [&](uint32_t key) {
+    if (key == t.state.dropped) s.tied = 1;
+  };
+  if (job.p.emission.out.order == Order::score) {
+    if (job.sort_in_room) sort = job.p.room.sort + blockIdx.x * job.p.room.sort_length;
+    const uint32_t size = power_of_two(cut.count);
+    for (uint32_t i = cut.count + threadIdx.x; i < size; i += blockDim.x) sort[i] = UINT64_MAX;
+    hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i, uint32_t key) {
+      look_back(key);
+      sort[j] = static_cast<uint64_t>(~key) << 32 | i;  // best first, then the lowest index
+    });
+    sort_block(sort, size);
+    for (uint32_t j = threadIdx.x; j < cut.count; j += blockDim.x) {
+      const uint32_t i = static_cast<uint32_t>(sort[j]);
+      writer.put(j, scores.position(i), scores.score(i));
+    }
+    __syncthreads();
+  } else {
+    hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i, uint32_t key) {
+      look_back(key);
+      writer.put(j, scores.position(i), scores.score(i));
+    });
+  }
+  writer.fill(cut.count);
+  if (threadIdx.x == 0 && t.f.scored) count(job.p.emission.stats, kTiedCuts, s.tied);
+}
+
+template <class Scores>
+__device__ void pick_entries(const Job& job, RowTask& t, const Scores& scores, Shared& s, uint64_t* sort) {
+  const Entries<Scores> entries{scores};
+  const uint32_t n = scores.listed() + t.n;
+  if (t.f.scored) count_nans(job, scores, scores.listed(), t.n, s);
+  const Cut cut = find_cut(entries, n, t.f.topk, s.select);
+  if (t.last) {
+    write_row(job, t, scores, n, cut, s, sort);
+    return;
+  }
+  const WinnerList& to = job.p.room.lists[1 - job.turn];
+  hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i, uint32_t) {
+    to.values[t.group_row * to.length + j] = scores.raw(i);
+    to.positions[t.group_row * to.length + j] = static_cast<int32_t>(scores.position(i));
+  });
+  t.state.entries = cut.count;
+  if (cut.tied && cut.key != kForcedKey) t.state.dropped = cut.key;
+}
+
+template <class Scores>
+__device__ void pick_blocks(const Job& job, RowTask& t, const Scores& chunk, Shared& s) {
+  const Tensor& out = job.p.emission.out.blocks;
+  const uint32_t wanted = static_cast<uint32_t>(out.shape[1]);
+  const WinnerList &from = job.p.room.block_lists[job.turn], &to = job.p.room.block_lists[1 - job.turn];
+  Blocks<Scores> blocks{chunk, t.n, static_cast<uint32_t>(job.p.emission.out.block_size), list_values(from, t.group_row),
+                        list_ids(from, t.group_row), t.state.blocks, t.state.open_block, t.state.open_key, t.last};
+  const bool empty = t.f.end <= t.f.start;  // no newest block
+  Cut cut{};
+  if (!empty) cut = find_cut(blocks, blocks.size(), wanted, s.select);
+  if (t.last) {
+    if (!empty) {
+      hand_out(blocks, blocks.size(), cut, s.select,
+               [&](uint32_t j, uint32_t i, uint32_t) { *element<int32_t>(out, t.row, j) = blocks.id(i); });
+    }
+    for (uint32_t j = cut.count + threadIdx.x; j < wanted; j += blockDim.x) *element<int32_t>(out, t.row, j) = -1;
+    return;
+  }
+  hand_out(blocks, blocks.size(), cut, s.select, [&](uint32_t j, uint32_t i, uint32_t key) {
+    to.values[t.group_row * to.length + j] = key;
+    to.positions[t.group_row * to.length + j] = blocks.id(i);
+  });
+  // The block that this chunk ends in stays open.
+  if (threadIdx.x == 0) s.open_key = kNotLive;
+  __syncthreads();
+  const int32_t open = blocks.block(t.n - 1);
+  uint32_t best = open == t.state.open_block ? t.state.open_key : kNotLive;
+  for (uint32_t i = threadIdx.x; i < t.n; i += blockDim.x) {
+    if (blocks.block(i) == open) best = max(best, blocks.plain_key(i));
+  }
+  if (best != kNotLive) atomicMax(&s.open_key, best);
+  __syncthreads();
+  t.state.blocks = cut.count, t.state.open_block = open, t.state.open_key = s.open_key;
+}
+
+/// False where the row has no keys in this chunk and was answered before.
+__device__ bool find_task(const Job& job, int64_t r, RowTask& t) {
+  t.group_row = r, t.row = job.group.first_row + r;
+  t.f = job.p.room.facts[r];
+  if (job.group.first_key > 0 && job.group.first_key >= t.f.n) return false;
+  const uint32_t rest = t.f.n - min(job.group.first_key, t.f.n);
+  t.n = min(rest, job.group.chunk);
+  t.last = rest <= job.group.chunk;
+  t.state = {0, 0, 0, -1, kNotLive};
+  if (job.group.first_key > 0) t.state = job.p.room.states[r];
+  return true;
+}
+
+__device__ RowKeys keys_of(const Job& job, const RowTask& t, const RowFact* f) {
+  const int32_t* ids = job.p.room.ids != nullptr ? job.p.room.ids + t.group_row * job.p.room.id_stride : nullptr;
+  return {f, ids, static_cast<uint32_t>(job.p.admit.candidate_block_size), job.group.first_key, job.p.admit.force_first,
+          job.p.admit.force_last};
+}
+
+__global__ __launch_bounds__(kSelectThreads) void pick_given(const __grid_constant__ Job job) {
+  extern __shared__ uint64_t sort[];
+  __shared__ Shared s;
+  for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
+    RowTask t;
+    if (!find_task(job, r, t)) continue;
+    const GivenScores scores{keys_of(job, t, &t.f), job.p.scores, job.p.mask, t.row};
+    if (job.p.has_entries) pick_entries(job, t, scores, s, sort);
+    if (job.p.has_blocks) pick_blocks(job, t, scores, s);
+    if (!job.p.has_entries && t.f.scored) count_nans(job, scores, 0, t.n, s);
+    __syncthreads();
+  }
+}
+
+__global__ __launch_bounds__(kSelectThreads) void pick_kept(const __grid_constant__ Job job) {
+  extern __shared__ uint64_t sort[];
+  __shared__ Shared s;
+  for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
+    RowTask t;
+    if (!find_task(job, r, t)) continue;
+    const RowKeys keys = keys_of(job, t, &t.f);
+    const float* scores = job.p.room.scores + r * job.group.chunk;
+    const WinnerList& list = job.p.room.lists[job.turn];
+    pick_entries(job, t, KeptScores{keys, scores, list_values(list, r), list_ids(list, r), t.state.entries}, s, sort);
+    if (job.p.has_blocks) pick_blocks(job, t, KeptScores{keys, scores, nullptr, nullptr, 0}, s);
+    __syncthreads();
+    if (threadIdx.x == 0 && !t.last) job.p.room.states[r] = t.state;
+    __syncthreads();
+  }
+}
+
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_given), kSharedSort * 8},
+                                {reinterpret_cast<const void*>(&pick_kept), kSharedSort * 8}};
+
+}  // namespace
+
+KernelList pick_kernels() { return {kEntries, 2}; }
+
+void pick(const PickParams& params, const Group& group, const Launch& launch) {
+  const bool by_score = params.has_entries && params.emission.out.order == Order::score;
+  const bool in_room = by_score && params.room.sort != nullptr;
+  Job job{params, group, static_cast<int>(group.first_key / std::max(group.chunk, 1u) % 2), in_room};
+  const size_t shared = by_score && !in_room
+                            ? size_t{8} * power_of_two(static_cast<uint32_t>(std::max<int64_t>(params.room.list_length, 1)))
+                            : 0;
+  const int64_t rows = in_room ? std::min(group.count, params.room.sort_blocks) : group.count;
+  const uint32_t blocks = launch.blocks(rows, 2);
+  if (params.room.scores != nullptr) {
+    pick_kept<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
+  } else {
+    pick_given<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
+  }
+  TOPKEY_CUDA_LAUNCHED("pick");
+}
+
+}  // namespace topkey::cuda

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `score` on tensor cores (arithmetic bf16mma and f16mma): keys in registers, a few rows' queries in shared memory.
+// Plain FMA (arithmetic f32) is in score_f32.cu. Search and logits run these same kernels.
+#include "cuda/check.h"
+#include "cuda/device/dot_portable.cuh"
+#include "cuda/device/score_job.cuh"
+#include "cuda/device/select.cuh"
+#include "cuda/score.h"
+#include "cuda/stages.h"
+
+namespace topkey::cuda {
+namespace {
+
+/// Pieces before each tile of rows, and in all; one thread block.
+__global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant__ ScoreJob job) {
+  __shared__ uint32_t warps[kSelectThreads / 32];
+  const int64_t tiles = (job.group.count + job.tile_rows - 1) / job.tile_rows;
+  uint64_t before = 0;
+  for (int64_t base = 0; base < tiles; base += blockDim.x) {
+    const int64_t t = base + threadIdx.x, first = t * job.tile_rows;
+    uint32_t own = 0;
+    if (t < tiles) {
+      const int rows = static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - first)));
+      own = span_of(job.p.facts + first, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece).pieces;
+    }
+    uint32_t total = 0;
+    const uint32_t at = block_scan(own, warps, &total);
+    if (t < tiles) job.p.work[t] = before + at;
+    before += total;
+  }
+  if (threadIdx.x == 0) job.p.work[tiles] = before;
+}
+
+/// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights.
+template <class Codes>
+__device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q, float* weights) {
+  const Tensor &values = job.p.q.values, &w = job.p.q.weights;
+  const int pairs = (job.p.keys.head_dim / 16 + 1) / 2, tiles = last - first, block = job.head_block;
+  for (int at = threadIdx.x; at < rows * tiles * pairs * 32; at += blockDim.x) {
+    const int lane = at % 32, pair = at / 32 % pairs, tile = at / 32 / pairs % tiles, r = at / 32 / pairs / tiles;
+    const int head = 8 * (first + tile) + lane / 4, d = pair * 32 + 4 * (lane % 4);
+    Four f[2] = {{0, 0}, {0, 0}};
+    for (int e = 0; e < 2; ++e) {
+      if (head >= job.heads || d + 16 * e >= job.p.keys.head_dim) continue;
+      if constexpr (Codes::kOuterScale) {
+        const uint8_t* codes = element<uint8_t>(values, row + r, head, d + 16 * e);
+        uint16_t h[4];
+        for (int i = 0; i < 4; ++i) h[i] = static_cast<uint16_t>(__float_as_uint(e4m3_to_float(codes[i])) >> 16);
+        f[e] = {h[0] | static_cast<uint32_t>(h[1]) << 16, h[2] | static_cast<uint32_t>(h[3]) << 16};
+      } else {
+        const uint16_t* h = element<uint16_t>(values, row + r, head, d + 16 * e);
+        f[e] = {h[0] | static_cast<uint32_t>(h[1]) << 16, h[2] | static_cast<uint32_t>(h[3]) << 16};
+      }
+    }
+    q[((r * block + tile) * pairs + pair) * 32 + lane] = {f[0].low, f[0].high, f[1].low, f[1].high};
+  }
+  for (int at = threadIdx.x; at < rows * tiles * 8; at += blockDim.x) {
+    const int r = at / (tiles * 8), head = 8 * first + at % (tiles * 8);
+    weights[r * block * 8 + at % (tiles * 8)] = head < job.heads ? real(w, row + r, head) : 0.0f;
+  }
+}
+
+/// The tile that a block works on.
+struct TileRoom {
+  RowFact facts[kMaxTileRows];
+  TileSpan span;
+};
+
+__device__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoom& room) {
+  const int64_t first = int64_t{tile} * job.tile_rows;
+  if (threadIdx.x == 0) {
+    for (int r = 0; r < rows; ++r) room.facts[r] = job.p.facts[first + r];
+    room.span = span_of(room.facts, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece);
+  }
+  __syncthreads();
+}
+
+/// Lane c of the four that share keys g, g + 8, ... knows key c of them; this is where it stands among its warp's keys.
+template <int kTiles>
+__device__ __forceinline__ uint32_t own_offset() {
+  const uint32_t lane = threadIdx.x & 31, c = lane & 3;
+  return (kTiles == 2 ? (c >> 1) * 16 : 0) + (c & 1) * 8 + lane / 4;
+}
+
+/// One piece of work: this warp's keys for all rows of the piece.
+template <class Codes, int kTiles, int kSteps>
+__device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
+                            float* weights) {
+  const int lane = threadIdx.x & 31, c = lane & 3, steps = job.p.keys.head_dim / 16, pairs = (steps + 1) / 2;
+  const uint32_t offset = threadIdx.x / 32 * 16 * kTiles + own_offset<kTiles>();
+  const bool owner = c < 2 * kTiles;
+  OwnKey key{0, {nullptr, nullptr}, false};
+  if (owner) key = own_key(job, room.span, room.facts, piece, tile_row, offset);
+  const bool blocked = job.head_block < job.head_tiles;  // queries come in parts: all warps must walk along
+  if (!blocked && !__any_sync(~0u, key.inside)) return;
+  float kscale = 1.0f;
+  if (Codes::kOuterScale && key.bytes.values != nullptr) kscale = *reinterpret_cast<const float*>(key.bytes.scale);
+  const uint8_t* rows[2 * kTiles];
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    rows[i] = reinterpret_cast<const uint8_t*>(
+        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(key.bytes.values), (lane & ~3) + i));
+  }
+  KeyTile<kTiles, kSteps> tile;
+  const uint32_t bad = load_keys<Codes>(tile, rows, steps, job.p.keys.words);
+  for (int r = piece.first; r < piece.last; ++r) {
+    const RowFact& f = room.facts[r];
+    const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
+    const bool wanted = __any_sync(~0u, index >= 0);
+    float sums[kTiles][2] = {};
+    for (int first = 0; first < job.head_tiles; first += job.head_block) {
+      const int last = min(first + job.head_block, job.head_tiles);
+      if (blocked) {
+        __syncthreads();
+        load_queries<Codes>(job, job.group.first_row + tile_row + r, 1, first, last, q, weights);
+        __syncthreads();
+      }
+      const int at = blocked ? 0 : r * job.head_block;
+      if (wanted && f.scored)
+        add_heads<Codes::kHalf>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads, steps, sums);
+    }
+    if (!wanted) continue;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const float joined = join_heads(sums[i / 2][i % 2]);
+      if (c == i) sum = joined;
+    }
+    if (Codes::kOuterScale) sum = sum * kscale;
+    if (bad >> c & 1u) sum = __uint_as_float(kCanonicalNan);
+    if (index >= 0) put_score(job, tile_row + r, key, index, f.scored ? sum : 0.0f);
+  }
+}
+
+template <class Codes, int kTiles, int kSteps>
+__global__ __launch_bounds__(128) void score_mma(const __grid_constant__ ScoreJob job) {
+  extern __shared__ uint4 memory[];
+  __shared__ TileRoom room;
+  const int pairs = (job.p.keys.head_dim / 16 + 1) / 2;
+  uint4* q = memory;
+  float* weights = reinterpret_cast<float*>(q + job.tile_rows * job.head_block * pairs * 32);
+  Share share = share_of(job);
+  int64_t entered = -1;
+  for (; share.next < share.end; ++share.next) {
+    while (job.p.work[share.tile + 1] <= share.next) ++share.tile;
+    const int64_t tile_row = int64_t{share.tile} * job.tile_rows;
+    const int rows = static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - tile_row)));
+    if (entered != share.tile) {
+      __syncthreads();  // the tile before is done with its queries
+      enter_tile(job, share.tile, rows, room);
+      if (job.head_block == job.head_tiles) {
+        load_queries<Codes>(job, job.group.first_row + tile_row, rows, 0, job.head_tiles, q, weights);
+        __syncthreads();
+      }
+      entered = share.tile;
+    }
+    const Piece piece = piece_of(room.span, room.facts, rows, job.group.first_key, job.group.chunk, job.piece,
+                                 static_cast<uint32_t>(share.next - job.p.work[share.tile]));
+    score_piece<Codes, kTiles, kSteps>(job, room, piece, tile_row, q, weights);
+  }
+}
+
+using Bf16Codes = PlainCodes<false>;
+using F16Codes = PlainCodes<true>;
+using Kernel = void (*)(ScoreJob);
+
+struct Choice {
+  Kernel kernel;
+  int tiles, steps;
+};
+template <class Codes>
+Choice choose(int steps) {
+  if (steps <= 4) return {score_mma<Codes, 2, 4>, 2, 4};
+  if (steps <= 8) return {score_mma<Codes, 2, 8>, 2, 8};
+  return {score_mma<Codes, 1, 16>, 1, 16};
+}
+
+#define TOPKEY_ENTRIES(Codes)                                                        \
+  {reinterpret_cast<const void*>(&score_mma<Codes, 2, 4>), kSharedBytes - 2048},     \
+      {reinterpret_cast<const void*>(&score_mma<Codes, 2, 8>), kSharedBytes - 2048}, \
+      {reinterpret_cast<const void*>(&score_mma<Codes, 1, 16>), kSharedBytes - 2048}
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
+                                TOPKEY_ENTRIES(Fp8Codes),
+                                TOPKEY_ENTRIES(Bf16Codes),
+                                TOPKEY_ENTRIES(F16Codes)};
+
+/// How many rows' queries fit, or how many of one row's heads.
+void fit_queries(ScoreJob& job, int steps) {
+  const int bytes_of_eight = (steps + 1) / 2 * 32 * 16 + 32;
+  const int most = kQueryBytes / bytes_of_eight;
+  job.head_block = std::min(job.head_tiles, most);
+  job.tile_rows = std::clamp(most / job.head_tiles, 1, kMaxTileRows);
+}
+
+}  // namespace
+
+KernelList score_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+bool on_tensor_cores(KeyFormat format, DType q) {
+  return format == KeyFormat::fp8 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+         (format == KeyFormat::f16 && q == DType::f16);
+}
+
+void score(const ScoreParams& params, const Group& group, const Launch& launch) {
+  ScoreJob job{params, group, static_cast<int>(params.q.values.shape[1]), 0, 1, 1, 128};
+  job.head_tiles = (job.heads + 7) / 8;
+  const bool mma = on_tensor_cores(params.keys.format, params.q.values.dtype);
+  const int steps = params.keys.head_dim / 16;
+  Choice choice{};
+  if (mma) {
+    fit_queries(job, steps);
+    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(steps)
+             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(steps)
+                                                     : choose<F16Codes>(steps);
+    job.piece = static_cast<uint32_t>(64 * choice.tiles);
+  }
+  job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, std::max<int64_t>(group.count, 1)));
+  cut_work<<<1, kSelectThreads, 0, launch.stream()>>>(job);
+  TOPKEY_CUDA_LAUNCHED("cut_work");
+  const int64_t most = group.count * ((int64_t{group.chunk} + job.piece - 1) / job.piece);
+  if (!mma) {
+    score_f32(job, launch.blocks(most, 8), launch);
+    return;
+  }
+  const size_t shared = static_cast<size_t>(job.tile_rows) * static_cast<size_t>(job.head_block) *
+                        static_cast<size_t>((steps + 1) / 2 * 32 * 16 + 32);
+  choice.kernel<<<launch.blocks(most, 3), 128, shared, launch.stream()>>>(job);
+  TOPKEY_CUDA_LAUNCHED("score_mma");
+}
+
+}  // namespace topkey::cuda
