@@ -45,6 +45,14 @@ std::vector<std::string> every_backend() {
   return names;
 }
 
+std::vector<std::string> gpu_backends() {
+  std::vector<std::string> names;
+  for (const BackendInfo& info : backends()) {
+    if (info.unusable.empty() && info.device == Device::cuda) names.push_back(info.name);
+  }
+  return names;
+}
+
 Exec on(const std::string& backend, uint64_t* stats) {
   static std::map<std::string, std::string> names;  // exec.backend must outlive the call
   Exec exec{};

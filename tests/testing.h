@@ -29,6 +29,8 @@ std::vector<std::string> host_backends();
 /// Those, and the usable ones of a GPU, which run() and launch() give copies of host memory. TOPKEY_TEST_DEVICE=cuda or
 /// cpu names one kind of them.
 std::vector<std::string> every_backend();
+/// Only those of a GPU.
+std::vector<std::string> gpu_backends();
 /// An Exec for `backend`; stats may be null.
 Exec on(const std::string& backend, uint64_t* stats = nullptr);
 

@@ -23,8 +23,8 @@ bool produces(Op op) {
 const char* why_not(Op op, const Shape& shape) {
   if (shape.format == KeyFormat::mxfp4) return "it does not have mxfp4 keys yet";
   if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) &&
-      (shape.head_dim % 16 != 0 || shape.head_dim > kMaxScoredDim)) {
-    return "on tensor cores it takes head_dim 16, 32, ... 256";
+      shape.head_dim > kMaxScoredDim) {
+    return "on tensor cores it takes head_dim 256 at most";
   }
   if (produces(op) && shape.head_dim > kMaxProducedDim) return "it makes codes of head_dim 16384 at most";
   return nullptr;

@@ -32,26 +32,31 @@ __global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant
   if (threadIdx.x == 0) job.p.work[tiles] = before;
 }
 
+__device__ __forceinline__ int steps_of(const ScoreJob& job) { return (job.p.keys.head_dim + 15) / 16; }
+/// Steps over d in pairs: one 16-byte load of a query's operands.
+__device__ __forceinline__ int pairs_of(const ScoreJob& job) { return (steps_of(job) + 1) / 2; }
+
 /// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights.
 template <class Codes>
 __device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q, float* weights) {
   const Tensor &values = job.p.q.values, &w = job.p.q.weights;
-  const int pairs = (job.p.keys.head_dim / 16 + 1) / 2, tiles = last - first, block = job.head_block;
+  const int pairs = pairs_of(job), tiles = last - first, block = job.head_block;
   for (int at = threadIdx.x; at < rows * tiles * pairs * 32; at += blockDim.x) {
     const int lane = at % 32, pair = at / 32 % pairs, tile = at / 32 / pairs % tiles, r = at / 32 / pairs / tiles;
     const int head = 8 * (first + tile) + lane / 4, d = pair * 32 + 4 * (lane % 4);
     Four f[2] = {{0, 0}, {0, 0}};
     for (int e = 0; e < 2; ++e) {
-      if (head >= job.heads || d + 16 * e >= job.p.keys.head_dim) continue;
-      if constexpr (Codes::kOuterScale) {
-        const uint8_t* codes = element<uint8_t>(values, row + r, head, d + 16 * e);
-        uint16_t h[4];
-        for (int i = 0; i < 4; ++i) h[i] = static_cast<uint16_t>(__float_as_uint(e4m3_to_float(codes[i])) >> 16);
-        f[e] = {h[0] | static_cast<uint32_t>(h[1]) << 16, h[2] | static_cast<uint32_t>(h[3]) << 16};
-      } else {
-        const uint16_t* h = element<uint16_t>(values, row + r, head, d + 16 * e);
-        f[e] = {h[0] | static_cast<uint32_t>(h[1]) << 16, h[2] | static_cast<uint32_t>(h[3]) << 16};
+      uint32_t h[4] = {0, 0, 0, 0};
+      for (int i = 0; i < 4; ++i) {
+        const int at_d = d + 16 * e + i;
+        if (head >= job.heads || at_d >= job.p.keys.head_dim) continue;
+        if constexpr (Codes::kOuterScale) {
+          h[i] = __float_as_uint(e4m3_to_float(*element<uint8_t>(values, row + r, head, at_d))) >> 16;
+        } else {
+          h[i] = *element<uint16_t>(values, row + r, head, at_d);
+        }
       }
+      f[e] = {h[0] | h[1] << 16, h[2] | h[3] << 16};
     }
     q[((r * block + tile) * pairs + pair) * 32 + lane] = {f[0].low, f[0].high, f[1].low, f[1].high};
   }
@@ -84,10 +89,10 @@ __device__ __forceinline__ uint32_t own_offset() {
 }
 
 /// One piece of work: this warp's keys for all rows of the piece.
-template <class Codes, int kTiles, int kSteps>
+template <class Codes, bool kRagged, int kTiles, int kSteps>
 __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
                             float* weights) {
-  const int lane = threadIdx.x & 31, c = lane & 3, steps = job.p.keys.head_dim / 16, pairs = (steps + 1) / 2;
+  const int lane = threadIdx.x & 31, c = lane & 3, steps = steps_of(job), pairs = pairs_of(job);
   const uint32_t offset = threadIdx.x / 32 * 16 * kTiles + own_offset<kTiles>();
   const bool owner = c < 2 * kTiles;
   OwnKey key{0, {nullptr, nullptr}, false};
@@ -95,7 +100,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   const bool blocked = job.head_block < job.head_tiles;  // queries come in parts: all warps must walk along
   if (!blocked && !__any_sync(~0u, key.inside)) return;
   float kscale = 1.0f;
-  if (Codes::kOuterScale && key.bytes.values != nullptr) kscale = *reinterpret_cast<const float*>(key.bytes.scale);
+  if (Codes::kOuterScale && key.bytes.values != nullptr) kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
   const uint8_t* rows[2 * kTiles];
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
@@ -103,7 +108,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
         __shfl_sync(~0u, reinterpret_cast<unsigned long long>(key.bytes.values), (lane & ~3) + i));
   }
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = load_keys<Codes>(tile, rows, steps, job.p.keys.words);
+  const uint32_t bad = load_keys<Codes, kRagged>(tile, rows, job.p.keys.head_dim, job.p.keys.words);
   for (int r = piece.first; r < piece.last; ++r) {
     const RowFact& f = room.facts[r];
     const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
@@ -133,11 +138,11 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   }
 }
 
-template <class Codes, int kTiles, int kSteps>
+template <class Codes, bool kRagged, int kTiles, int kSteps>
 __global__ __launch_bounds__(128) void score_mma(const __grid_constant__ ScoreJob job) {
   extern __shared__ uint4 memory[];
   __shared__ TileRoom room;
-  const int pairs = (job.p.keys.head_dim / 16 + 1) / 2;
+  const int pairs = pairs_of(job);
   uint4* q = memory;
   float* weights = reinterpret_cast<float*>(q + job.tile_rows * job.head_block * pairs * 32);
   Share share = share_of(job);
@@ -157,7 +162,7 @@ __global__ __launch_bounds__(128) void score_mma(const __grid_constant__ ScoreJo
     }
     const Piece piece = piece_of(room.span, room.facts, rows, job.group.first_key, job.group.chunk, job.piece,
                                  static_cast<uint32_t>(share.next - job.p.work[share.tile]));
-    score_piece<Codes, kTiles, kSteps>(job, room, piece, tile_row, q, weights);
+    score_piece<Codes, kRagged, kTiles, kSteps>(job, room, piece, tile_row, q, weights);
   }
 }
 
@@ -167,19 +172,20 @@ using Kernel = void (*)(ScoreJob);
 
 struct Choice {
   Kernel kernel;
-  int tiles, steps;
+  int tiles;
 };
 template <class Codes>
-Choice choose(int steps) {
-  if (steps <= 4) return {score_mma<Codes, 2, 4>, 2, 4};
-  if (steps <= 8) return {score_mma<Codes, 2, 8>, 2, 8};
-  return {score_mma<Codes, 1, 16>, 1, 16};
+Choice choose(int dim) {
+  if (dim % 16 != 0) return {score_mma<Codes, true, 1, 16>, 1};
+  if (dim <= 64) return {score_mma<Codes, false, 2, 4>, 2};
+  if (dim <= 128) return {score_mma<Codes, false, 2, 8>, 2};
+  return {score_mma<Codes, false, 1, 16>, 1};
 }
 
-#define TOPKEY_ENTRIES(Codes)                                                        \
-  {reinterpret_cast<const void*>(&score_mma<Codes, 2, 4>), kSharedBytes - 2048},     \
-      {reinterpret_cast<const void*>(&score_mma<Codes, 2, 8>), kSharedBytes - 2048}, \
-      {reinterpret_cast<const void*>(&score_mma<Codes, 1, 16>), kSharedBytes - 2048}
+#define TOPKEY_ENTRY(...) {reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048}
+#define TOPKEY_ENTRIES(Codes)                                                         \
+  TOPKEY_ENTRY(Codes, false, 2, 4), TOPKEY_ENTRY(Codes, false, 2, 8), TOPKEY_ENTRY(Codes, false, 1, 16), \
+      TOPKEY_ENTRY(Codes, true, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRIES(Fp8Codes),
                                 TOPKEY_ENTRIES(Bf16Codes),
@@ -206,13 +212,13 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   ScoreJob job{params, group, static_cast<int>(params.q.values.shape[1]), 0, 1, 1, 128};
   job.head_tiles = (job.heads + 7) / 8;
   const bool mma = on_tensor_cores(params.keys.format, params.q.values.dtype);
-  const int steps = params.keys.head_dim / 16;
+  const int steps = (params.keys.head_dim + 15) / 16;
   Choice choice{};
   if (mma) {
     fit_queries(job, steps);
-    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(steps)
-             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(steps)
-                                                     : choose<F16Codes>(steps);
+    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(params.keys.head_dim)
+             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(params.keys.head_dim)
+                                                     : choose<F16Codes>(params.keys.head_dim);
     job.piece = static_cast<uint32_t>(64 * choice.tiles);
   }
   job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, std::max<int64_t>(group.count, 1)));

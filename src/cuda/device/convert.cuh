@@ -39,6 +39,13 @@ struct Fp8Codes {
     nan |= has_nan(word);
     return convert(word);
   }
+  /// The same where the row may end within the four: `left` elements from d on.
+  __device__ static Four load_part(const uint8_t* row, int d, int left, bool& nan) {
+    uint32_t word = 0;
+    for (int i = 0; i < left && i < 4; ++i) word |= static_cast<uint32_t>(row[d + i]) << (8 * i);
+    nan |= has_nan(word);
+    return convert(word);
+  }
 };
 
 /// bf16 or f16 as they are.
@@ -48,6 +55,11 @@ struct PlainCodes {
   static constexpr int kBytes = 2;
   __device__ static Four load(const uint8_t* row, int d, bool words, bool&) {
     return {load_word(row + 2 * d, words), load_word(row + 2 * d + 4, words)};
+  }
+  __device__ static Four load_part(const uint8_t* row, int d, int left, bool&) {
+    uint32_t h[2] = {0, 0};
+    for (int i = 0; i < 2 * left && i < 8; ++i) h[i / 4] |= static_cast<uint32_t>(row[2 * d + i]) << (8 * (i % 4));
+    return {h[0], h[1]};
   }
 };
 

@@ -3,7 +3,7 @@
 // The score arithmetic `bf16mma` and `f16mma`: the products and the head sum, included by score and search alike, so that
 // both give the same bits. A warp holds kTiles x 16 keys in registers as the rows of m16n8k16 products and walks over
 // heads, eight at a time; d runs upwards by 16. Inside a step of 16 both operands are permuted in the same way (lane c of
-// a group of four holds d = 4c .. 4c+3), so that codes are read 4 bytes at a time.
+// a group of four holds d = 4c .. 4c+3), so that codes are read 4 bytes at a time. Past D both hold zeros.
 // Head sum: lane c adds heads h with h % 8 / 2 == c, h ascending, by FMA from +0; then (s0 + s1) + (s2 + s3).
 #pragma once
 #include "cuda/device/convert.cuh"
@@ -15,11 +15,11 @@ struct KeyTile {
   uint32_t a[kTiles][kSteps][4];
 };
 
-/// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24), null = no key there.
+/// Reads this lane's part of kTiles x 16 keys; kRagged: D may be no multiple of 16. rows: addresses of keys g, g + 8 (and g + 16, g + 24), null = no key there.
 /// Returns a bit for each of these keys: one of its codes is NaN.
-template <class Codes, int kTiles, int kSteps>
+template <class Codes, bool kRagged, int kTiles, int kSteps>
 __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, const uint8_t* const (&rows)[2 * kTiles],
-                                              int steps, bool words) {
+                                              int dim, bool words) {
   const int c = threadIdx.x & 3;
   uint32_t bad = 0;
 #pragma unroll
@@ -31,7 +31,9 @@ __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, con
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         Four f{0, 0};
-        if (row != nullptr && s < steps) f = Codes::load(row, s * 16 + 4 * c, words, nan);
+        const int d = s * 16 + 4 * c;
+        if (row != nullptr && d < dim)
+          f = kRagged ? Codes::load_part(row, d, dim - d, nan) : Codes::load(row, d, words, nan);
         tile.a[t][s][half] = f.low;
         tile.a[t][s][2 + half] = f.high;
       }

@@ -52,11 +52,10 @@ __device__ __forceinline__ OwnKey own_key(const ScoreJob& job, const TileSpan& s
                                           const Piece& piece, int64_t tile_row, uint32_t offset) {
   OwnKey key{0, {nullptr, nullptr}, false};
   const RowFact& f = facts[piece.first];
-  int32_t table_row = f.table_row;
+  const int32_t table_row = span.shared ? span.table_row : f.table_row;
   if (span.shared) {
     key.position = piece.at + offset;
     key.inside = key.position < span.high;
-    for (int r = piece.first; r < piece.last; ++r) table_row = facts[r].table_row > table_row ? facts[r].table_row : table_row;
   } else {
     const Span s = chunk_of(f, job.group.first_key, job.group.chunk);
     const int64_t index = piece.at + offset;

@@ -22,20 +22,20 @@ struct TileSpan {
   bool shared;
   int64_t low, high;  ///< shared: positions of all its rows
   uint32_t pieces;
+  int32_t table_row;  ///< shared: of all rows that have keys
 };
 
 /// facts: of the tile's rows.
 __device__ inline TileSpan span_of(const RowFact* facts, int rows, bool by_ids, uint32_t first_key, uint32_t chunk,
                                    uint32_t piece) {
-  TileSpan t{!by_ids, INT64_MAX, 0, 0};
-  int32_t table_row = -1;
+  TileSpan t{!by_ids, INT64_MAX, 0, 0, -1};
   uint32_t apart = 0;
   for (int r = 0; r < rows; ++r) {
     const RowFact& f = facts[r];
     const Span s = chunk_of(f, first_key, chunk);
     if (s.first == s.last) continue;
-    t.shared = t.shared && (table_row < 0 || table_row == f.table_row);
-    table_row = f.table_row;
+    t.shared = t.shared && (t.table_row < 0 || t.table_row == f.table_row);
+    t.table_row = f.table_row;
     const int64_t low = int64_t{f.low} + s.first, high = int64_t{f.low} + s.last;
     t.low = low < t.low ? low : t.low;
     t.high = high > t.high ? high : t.high;
