@@ -63,6 +63,11 @@ bool bytes_of(const Tensor& t, uint8_t** first, uint8_t** last) {
 }  // namespace
 
 void DeviceCopy::add(Tensor& tensor, Role role) {
+  for (Part& known : parts_) {
+    if (known.pointer != &tensor.data) continue;  // written and read: an output
+    if (role == Role::output) known.role = role;
+    return;
+  }
   Part part{&tensor.data, &tensor, nullptr, nullptr, role};
   if (tensor.data != nullptr && bytes_of(tensor, &part.first, &part.last)) parts_.push_back(part);
 }
@@ -126,33 +131,25 @@ void DeviceCopy::copy_rows(const Block& block, bool to_device) const {
 }
 
 void DeviceCopy::upload() {
-  arena().mutex.lock();
-  try {
-    make_blocks();
-    uint8_t* base = arena().get(used_);
-    for (const Block& b : blocks_) {
-      if (!b.large) std::memcpy(staging_.data() + b.at, b.first, static_cast<size_t>(b.last - b.first));
-    }
-    if (used_ > staging_.size())
-      must(cudaMemset(base + staging_.size(), kPoison, used_ - staging_.size()), "cudaMemset");
-    if (!staging_.empty())
-      must(cudaMemcpy(base, staging_.data(), staging_.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
-    for (const Block& b : blocks_) {
-      if (b.large) copy_rows(b, true);
-      for (const size_t i : b.parts) {
-        auto* host = static_cast<uint8_t*>(*parts_[i].pointer);
-        *parts_[i].pointer = base + b.at + (host - b.first);
-      }
-    }
-  } catch (...) {
-    arena().mutex.unlock();
-    throw;
+  alone_ = std::unique_lock<std::mutex>(arena().mutex);
+  make_blocks();
+  uint8_t* base = arena().get(used_);
+  for (const Block& b : blocks_) {
+    if (!b.large) std::memcpy(staging_.data() + b.at, b.first, static_cast<size_t>(b.last - b.first));
   }
-  arena().mutex.unlock();
+  if (used_ > staging_.size()) must(cudaMemset(base + staging_.size(), kPoison, used_ - staging_.size()), "cudaMemset");
+  if (!staging_.empty())
+    must(cudaMemcpy(base, staging_.data(), staging_.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  for (const Block& b : blocks_) {
+    if (b.large) copy_rows(b, true);
+    for (const size_t i : b.parts) {
+      auto* host = static_cast<uint8_t*>(*parts_[i].pointer);
+      *parts_[i].pointer = base + b.at + (host - b.first);
+    }
+  }
 }
 
 void DeviceCopy::download() {
-  const std::lock_guard<std::mutex> lock(arena().mutex);
   must(cudaDeviceSynchronize(), "the call");
   ++arena().calls;
   const std::vector<uint8_t> sent = staging_;

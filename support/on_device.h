@@ -6,7 +6,7 @@
 // without CUDA there is no such backend, and nothing here is called.
 #pragma once
 #include <cstddef>
-#include <functional>
+#include <mutex>
 #include <vector>
 
 #include "support/call_fields.h"
@@ -45,6 +45,7 @@ class DeviceCopy {
   std::vector<Block> blocks_;
   std::vector<uint8_t> staging_;
   size_t used_ = 0;
+  std::unique_lock<std::mutex> alone_;  ///< of the device's memory, from upload on
 };
 
 /// Calls f(tensor) for all inputs of `args`.

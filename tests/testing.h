@@ -51,6 +51,7 @@ class Tally {
       return true;
     }
     ++skipped_[label + ": " + reason];
+    refused_strict_ += exec.strict && exec.device == Device::cuda;  // as it must
     return false;
   }
   void ran(const std::string& label) { ++ran_[label]; }
@@ -59,6 +60,7 @@ class Tally {
  private:
   std::string what_;
   std::map<std::string, int64_t> ran_, skipped_;
+  int64_t refused_strict_ = 0;
 };
 
 /// "ref/fp8", with q's dtype where it is not the keys' own.
