@@ -63,6 +63,9 @@ void load_kernels() {
       if (entry.shared_bytes > 48 * 1024) {
         TOPKEY_CUDA_CHECK(
             cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes));
+        // Else the driver may leave so much to L1 that one block fills an SM.
+        TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                               cudaSharedmemCarveoutMaxShared));
       }
     }
   }

@@ -46,6 +46,8 @@ void logits_of(Op op, const Args& a, const KeySource& keys, int64_t width, const
   ScoreParams scoring{};
   scoring.keys = keys, scoring.q = a.q, scoring.sink.logits = a.logits, scoring.sink.mask = mask;
   scoring.facts = room.facts, scoring.work = room.work, scoring.stats = exec.stats;
+  scoring.by_request = a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr;
+  scoring.next_n = a.rows.next_n;
   for (int64_t row = 0; row < a.rows.count; row += room.group_rows) {
     const Group group{row, std::min(room.group_rows, a.rows.count - row), 0, static_cast<uint32_t>(std::max<int64_t>(width, 1))};
     look(look_at, group, launch);

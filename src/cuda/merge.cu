@@ -24,6 +24,7 @@ struct Job {
 
 /// Entries of one row as numbers of the order.
 struct Parts {
+  static constexpr int kBatch = 4;
   const Job& job;
   int64_t row;
   uint32_t width;  ///< entries a part
@@ -36,6 +37,7 @@ struct Parts {
 };
 /// Of them, those equal to a key: the lower the position, the larger the number.
 struct Equals {
+  static constexpr int kBatch = 4;
   Parts parts;
   uint32_t equal;
 

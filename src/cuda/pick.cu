@@ -51,13 +51,13 @@ __device__ void count_nans(const Job& job, const Scores& scores, uint32_t first,
 
 /// Winners of a finished row to the outputs.
 template <class Scores>
-__device__ void write_row(const Job& job, const RowTask& t, const Scores& scores, uint32_t n, const Cut& cut, Shared& s,
-                          uint64_t* sort) {
+__device__ void write_row(const Job& job, const RowTask& t, const Scores& scores,
+                                          uint32_t n, const Cut& cut, Shared& s, uint64_t* sort) {
   const Entries<Scores> entries{scores};
   const RowWriter writer(job.p.emission, t.row, t.f.request, t.f.start);
   if (threadIdx.x == 0) s.tied = cut.tied && cut.key != kForcedKey;
   __syncthreads();
-  // An equal of a winner may have been left out chunks ago.
+  // An equal of a winner may have been left out before.
   const auto look_back = [&](uint32_t key) {
     if (key == t.state.dropped) s.tied = 1;
   };
@@ -65,7 +65,8 @@ __device__ void write_row(const Job& job, const RowTask& t, const Scores& scores
     if (job.sort_in_room) sort = job.p.room.sort + blockIdx.x * job.p.room.sort_length;
     const uint32_t size = power_of_two(cut.count);
     for (uint32_t i = cut.count + threadIdx.x; i < size; i += blockDim.x) sort[i] = UINT64_MAX;
-    hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i, uint32_t key) {
+    hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i) {
+      const uint32_t key = entries.key(i);
       look_back(key);
       sort[j] = static_cast<uint64_t>(~key) << 32 | i;  // best first, then the lowest index
     });
@@ -76,8 +77,8 @@ __device__ void write_row(const Job& job, const RowTask& t, const Scores& scores
     }
     __syncthreads();
   } else {
-    hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i, uint32_t key) {
-      look_back(key);
+    hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i) {
+      if (t.state.dropped != 0) look_back(entries.key(i));
       writer.put(j, scores.position(i), scores.score(i));
     });
   }
@@ -85,20 +86,25 @@ __device__ void write_row(const Job& job, const RowTask& t, const Scores& scores
   if (threadIdx.x == 0 && t.f.scored) count(job.p.emission.stats, kTiedCuts, s.tied);
 }
 
+/// Where what is carried on goes: a list of winners, and what was dropped.
+struct Carry {
+  uint32_t* values;
+  int32_t* positions;
+};
+
+/// The best of n keys: to the outputs where `carry` is null, else there.
 template <class Scores>
-__device__ void pick_entries(const Job& job, RowTask& t, const Scores& scores, Shared& s, uint64_t* sort) {
+__device__ void pick_entries(const Job& job, RowTask& t, const Scores& scores, uint32_t n, const Carry* carry, Shared& s,
+                             uint64_t* sort) {
   const Entries<Scores> entries{scores};
-  const uint32_t n = scores.listed() + t.n;
-  if (t.f.scored) count_nans(job, scores, scores.listed(), t.n, s);
   const Cut cut = find_cut(entries, n, t.f.topk, s.select);
-  if (t.last) {
+  if (carry == nullptr) {
     write_row(job, t, scores, n, cut, s, sort);
     return;
   }
-  const WinnerList& to = job.p.room.lists[1 - job.turn];
-  hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i, uint32_t) {
-    to.values[t.group_row * to.length + j] = scores.raw(i);
-    to.positions[t.group_row * to.length + j] = static_cast<int32_t>(scores.position(i));
+  hand_out(entries, n, cut, s.select, [&](uint32_t j, uint32_t i) {
+    carry->values[j] = scores.raw(i);
+    carry->positions[j] = static_cast<int32_t>(scores.position(i));
   });
   t.state.entries = cut.count;
   if (cut.tied && cut.key != kForcedKey) t.state.dropped = cut.key;
@@ -117,13 +123,13 @@ __device__ void pick_blocks(const Job& job, RowTask& t, const Scores& chunk, Sha
   if (t.last) {
     if (!empty) {
       hand_out(blocks, blocks.size(), cut, s.select,
-               [&](uint32_t j, uint32_t i, uint32_t) { *element<int32_t>(out, t.row, j) = blocks.id(i); });
+               [&](uint32_t j, uint32_t i) { *element<int32_t>(out, t.row, j) = blocks.id(i); });
     }
     for (uint32_t j = cut.count + threadIdx.x; j < wanted; j += blockDim.x) *element<int32_t>(out, t.row, j) = -1;
     return;
   }
-  hand_out(blocks, blocks.size(), cut, s.select, [&](uint32_t j, uint32_t i, uint32_t key) {
-    to.values[t.group_row * to.length + j] = key;
+  hand_out(blocks, blocks.size(), cut, s.select, [&](uint32_t j, uint32_t i) {
+    to.values[t.group_row * to.length + j] = blocks.key(i);
     to.positions[t.group_row * to.length + j] = blocks.id(i);
   });
   // The block that this chunk ends in stays open.
@@ -158,16 +164,75 @@ __device__ RowKeys keys_of(const Job& job, const RowTask& t, const RowFact* f) {
           job.p.admit.force_last};
 }
 
+__device__ GivenScores given_of(const Job& job, const RowTask& t, const RowFact* f, uint32_t first) {
+  RowKeys keys = keys_of(job, t, f);
+  keys.first_key += first;
+  const Tensor& scores = job.p.scores;
+  const bool flat = scores.dtype == DType::f32 && job.p.mask.data == nullptr && keys.ids == nullptr;
+  return {keys, scores, job.p.mask, t.row, flat ? element<float>(scores, t.row, int64_t{f->low} + keys.first_key) : nullptr};
+}
+__device__ KeptScores kept_of(const Job& job, const RowTask& t, const RowFact* f, uint32_t first) {
+  RowKeys keys = keys_of(job, t, f);
+  keys.first_key += first;
+  return {keys, job.p.room.scores + t.group_row * job.group.chunk + first, nullptr, nullptr, 0};
+}
+
+/// A row is in parts where more than one part's keys is there and the room has lists for them.
+__device__ bool in_parts(const Job& job, const RowTask& t) { return job.p.room.parts > 1 && t.n > kPartKeys; }
+
+/// One part of a long row: its winners to its list.
+template <bool kGiven>
+__global__ __launch_bounds__(kSelectThreads) void pick_part(const __grid_constant__ Job job) {
+  __shared__ Shared s;
+  const Room& room = job.p.room;
+  const int64_t parts = room.parts;
+  for (int64_t at = blockIdx.x; at < job.group.count * parts; at += gridDim.x) {
+    RowTask t;
+    const uint32_t first = static_cast<uint32_t>(at % parts * kPartKeys);
+    if (!find_task(job, at / parts, t) || !in_parts(job, t) || first >= t.n) continue;
+    const uint32_t n = min(static_cast<uint32_t>(kPartKeys), t.n - first);
+    const int64_t list = at * room.part_lists.length;
+    const Carry carry{room.part_lists.values + list, room.part_lists.positions + list};
+    if constexpr (kGiven) {
+      const GivenScores scores = given_of(job, t, &t.f, first);
+      if (t.f.scored) count_nans(job, scores, 0, n, s);
+      pick_entries(job, t, scores, n, &carry, s, nullptr);
+    } else {
+      const KeptScores scores = kept_of(job, t, &t.f, first);
+      if (t.f.scored) count_nans(job, scores, 0, n, s);
+      pick_entries(job, t, scores, n, &carry, s, nullptr);
+    }
+    if (threadIdx.x == 0) room.part_states[at] = {t.state.entries, t.state.dropped};
+    __syncthreads();
+  }
+}
+
+/// The whole row out of its parts' winners.
+__device__ void join_parts(const Job& job, RowTask& t, Shared& s, uint64_t* sort) {
+  const Room& room = job.p.room;
+  const uint32_t parts = (t.n + static_cast<uint32_t>(kPartKeys) - 1) / static_cast<uint32_t>(kPartKeys);
+  const int64_t first = t.group_row * room.parts, length = room.part_lists.length;
+  const PartState* states = room.part_states + first;
+  for (uint32_t p = 0; p < parts; ++p) t.state.dropped = max(t.state.dropped, states[p].dropped);
+  const PartScores scores{keys_of(job, t, &t.f), room.part_lists.values + first * length,
+                          room.part_lists.positions + first * length, states, static_cast<uint32_t>(length)};
+  pick_entries(job, t, scores, parts * static_cast<uint32_t>(length), nullptr, s, sort);
+}
+
 __global__ __launch_bounds__(kSelectThreads) void pick_given(const __grid_constant__ Job job) {
   extern __shared__ uint64_t sort[];
   __shared__ Shared s;
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     RowTask t;
     if (!find_task(job, r, t)) continue;
-    const GivenScores scores{keys_of(job, t, &t.f), job.p.scores, job.p.mask, t.row};
-    if (job.p.has_entries) pick_entries(job, t, scores, s, sort);
+    const GivenScores scores = given_of(job, t, &t.f, 0);
+    if (job.p.has_entries && in_parts(job, t)) {
+      join_parts(job, t, s, sort);
+    } else {
+      if (t.f.scored) count_nans(job, scores, 0, t.n, s);
+      if (job.p.has_entries) pick_entries(job, t, scores, t.n, nullptr, s, sort);
+    }
     if (job.p.has_blocks) pick_blocks(job, t, scores, s);
-    if (!job.p.has_entries && t.f.scored) count_nans(job, scores, 0, t.n, s);
     __syncthreads();
   }
 }
@@ -178,11 +243,18 @@ __global__ __launch_bounds__(kSelectThreads) void pick_kept(const __grid_constan
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     RowTask t;
     if (!find_task(job, r, t)) continue;
-    const RowKeys keys = keys_of(job, t, &t.f);
-    const float* scores = job.p.room.scores + r * job.group.chunk;
-    const WinnerList& list = job.p.room.lists[job.turn];
-    pick_entries(job, t, KeptScores{keys, scores, list_values(list, r), list_ids(list, r), t.state.entries}, s, sort);
-    if (job.p.has_blocks) pick_blocks(job, t, KeptScores{keys, scores, nullptr, nullptr, 0}, s);
+    KeptScores scores = kept_of(job, t, &t.f, 0);
+    if (in_parts(job, t)) {
+      join_parts(job, t, s, sort);
+    } else {
+      if (t.f.scored) count_nans(job, scores, 0, t.n, s);
+      const WinnerList &from = job.p.room.lists[job.turn], &to = job.p.room.lists[1 - job.turn];
+      KeptScores all = scores;
+      all.list_values = list_values(from, r), all.list_positions = list_ids(from, r), all.list = t.state.entries;
+      const Carry carry{to.values + r * to.length, to.positions + r * to.length};
+      pick_entries(job, t, all, all.list + t.n, t.last ? nullptr : &carry, s, sort);
+    }
+    if (job.p.has_blocks) pick_blocks(job, t, scores, s);
     __syncthreads();
     if (threadIdx.x == 0 && !t.last) job.p.room.states[r] = t.state;
     __syncthreads();
@@ -190,11 +262,13 @@ __global__ __launch_bounds__(kSelectThreads) void pick_kept(const __grid_constan
 }
 
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_given), kSharedSort * 8},
-                                {reinterpret_cast<const void*>(&pick_kept), kSharedSort * 8}};
+                                {reinterpret_cast<const void*>(&pick_kept), kSharedSort * 8},
+                                {reinterpret_cast<const void*>(&pick_part<true>), 0},
+                                {reinterpret_cast<const void*>(&pick_part<false>), 0}};
 
 }  // namespace
 
-KernelList pick_kernels() { return {kEntries, 2}; }
+KernelList pick_kernels() { return {kEntries, 4}; }
 
 void pick(const PickParams& params, const Group& group, const Launch& launch) {
   const bool by_score = params.has_entries && params.emission.out.order == Order::score;
@@ -205,7 +279,11 @@ void pick(const PickParams& params, const Group& group, const Launch& launch) {
                             : 0;
   const int64_t rows = in_room ? std::min(group.count, params.room.sort_blocks) : group.count;
   const uint32_t blocks = launch.blocks(rows, 2);
-  if (params.room.scores != nullptr) {
+  const uint32_t part_blocks = launch.blocks(group.count * params.room.parts, 2);
+  const bool kept = params.room.scores != nullptr, parts = params.has_entries && params.room.parts > 1;
+  if (parts && kept) pick_part<false><<<part_blocks, kSelectThreads, 0, launch.stream()>>>(job);
+  if (parts && !kept) pick_part<true><<<part_blocks, kSelectThreads, 0, launch.stream()>>>(job);
+  if (kept) {
     pick_kept<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
   } else {
     pick_given<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);

@@ -80,6 +80,17 @@ Room make_room(Op op, const Shape& shape, void* workspace) {
     for (WinnerList& w : r.block_lists) w = list(wanted_blocks);
     r.states = arena.take<RowState>(std::min(rows, kChunkedRows));
   }
+  // Cutting a row pays where its parts' winners are far fewer than its keys.
+  const int64_t parts = (keys + kPartKeys - 1) / kPartKeys, part_entries = rows * parts * wanted;
+  const bool selects = keeps_scores(op) || op == Op::topk;
+  r.parts = 1;
+  if (selects && parts > 1 && !chunked && rows * parts <= kPartBlocks && part_entries <= kPartEntries && wanted * 4 <= kPartKeys)
+    r.parts = parts;
+  if (selects && parts > 1) {
+    const int64_t entries = std::min(part_entries, kPartEntries);
+    r.part_lists = {arena.take<uint32_t>(entries), arena.take<int32_t>(entries), wanted};
+    r.part_states = arena.take<PartState>(std::min(rows * parts, kPartBlocks));
+  }
   r.list_length = wanted, r.block_list_length = wanted_blocks;
   if (wanted > kSharedSort) {
     r.sort_length = power_of_two(wanted);

@@ -24,6 +24,9 @@ struct Room {
   float* scores;        ///< [group_rows, chunk_keys]
   WinnerList lists[2], block_lists[2];  ///< what survived the chunks so far; written and read in turns
   RowState* states;     ///< [group_rows]
+  int64_t parts;        ///< most parts that a row is cut into for the selection; 1 = never cut
+  WinnerList part_lists;  ///< [group_rows, parts, list_length]
+  PartState* part_states; ///< [group_rows, parts]
   uint64_t* sort;       ///< [sort_blocks, sort_length]
   size_t bytes;
 };

@@ -12,6 +12,9 @@
 namespace topkey::cuda {
 namespace {
 
+/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it.
+enum class Fit { exact, steps, ragged };
+
 /// Pieces before each tile of rows, and in all; one thread block.
 __global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant__ ScoreJob job) {
   __shared__ uint32_t warps[kSelectThreads / 32];
@@ -36,33 +39,30 @@ __device__ __forceinline__ int steps_of(const ScoreJob& job) { return (job.p.key
 /// Steps over d in pairs: one 16-byte load of a query's operands.
 __device__ __forceinline__ int pairs_of(const ScoreJob& job) { return (steps_of(job) + 1) / 2; }
 
-/// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights.
+/// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights. A warp
+/// takes an operand block (eight heads, 32 elements of d) at a time.
 template <class Codes>
 __device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q, float* weights) {
   const Tensor &values = job.p.q.values, &w = job.p.q.weights;
-  const int pairs = pairs_of(job), tiles = last - first, block = job.head_block;
-  for (int at = threadIdx.x; at < rows * tiles * pairs * 32; at += blockDim.x) {
-    const int lane = at % 32, pair = at / 32 % pairs, tile = at / 32 / pairs % tiles, r = at / 32 / pairs / tiles;
-    const int head = 8 * (first + tile) + lane / 4, d = pair * 32 + 4 * (lane % 4);
-    Four f[2] = {{0, 0}, {0, 0}};
-    for (int e = 0; e < 2; ++e) {
-      uint32_t h[4] = {0, 0, 0, 0};
-      for (int i = 0; i < 4; ++i) {
-        const int at_d = d + 16 * e + i;
-        if (head >= job.heads || at_d >= job.p.keys.head_dim) continue;
-        if constexpr (Codes::kOuterScale) {
-          h[i] = __float_as_uint(e4m3_to_float(*element<uint8_t>(values, row + r, head, at_d))) >> 16;
-        } else {
-          h[i] = *element<uint16_t>(values, row + r, head, at_d);
-        }
+  const int pairs = pairs_of(job), tiles = last - first, block = job.head_block, dim = job.p.keys.head_dim;
+  const int lane = threadIdx.x % 32;
+  for (int r = 0; r < rows; ++r) {
+    const uint8_t* of_row = static_cast<const uint8_t*>(values.data) + (row + r) * values.stride[0] * Codes::kBytes;
+    for (int at = threadIdx.x / 32; at < tiles * pairs; at += blockDim.x / 32) {
+      const int tile = at / pairs, pair = at - tile * pairs;
+      const int head = 8 * (first + tile) + lane / 4, d = pair * 32 + 4 * (lane % 4);
+      Four f[2] = {{0, 0}, {0, 0}};
+      if (head < job.heads) {
+        const uint8_t* of_head = of_row + head * values.stride[1] * Codes::kBytes;
+        if (d < dim) f[0] = query_operand<Codes>(of_head, d, dim - d);
+        if (d + 16 < dim) f[1] = query_operand<Codes>(of_head, d + 16, dim - d - 16);
       }
-      f[e] = {h[0] | h[1] << 16, h[2] | h[3] << 16};
+      q[((r * block + tile) * pairs + pair) * 32 + lane] = {f[0].low, f[0].high, f[1].low, f[1].high};
     }
-    q[((r * block + tile) * pairs + pair) * 32 + lane] = {f[0].low, f[0].high, f[1].low, f[1].high};
-  }
-  for (int at = threadIdx.x; at < rows * tiles * 8; at += blockDim.x) {
-    const int r = at / (tiles * 8), head = 8 * first + at % (tiles * 8);
-    weights[r * block * 8 + at % (tiles * 8)] = head < job.heads ? real(w, row + r, head) : 0.0f;
+    for (int at = threadIdx.x; at < tiles * 8; at += blockDim.x) {
+      const int head = 8 * first + at;
+      weights[r * block * 8 + at] = head < job.heads ? real(w, row + r, head) : 0.0f;
+    }
   }
 }
 
@@ -89,7 +89,7 @@ __device__ __forceinline__ uint32_t own_offset() {
 }
 
 /// One piece of work: this warp's keys for all rows of the piece.
-template <class Codes, bool kRagged, int kTiles, int kSteps>
+template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
                             float* weights) {
   const int lane = threadIdx.x & 31, c = lane & 3, steps = steps_of(job), pairs = pairs_of(job);
@@ -108,7 +108,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
         __shfl_sync(~0u, reinterpret_cast<unsigned long long>(key.bytes.values), (lane & ~3) + i));
   }
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = load_keys<Codes, kRagged>(tile, rows, job.p.keys.head_dim, job.p.keys.words);
+  const uint32_t bad = load_keys<Codes, kFit == Fit::ragged>(tile, rows, job.p.keys.head_dim, job.p.keys.words);
   for (int r = piece.first; r < piece.last; ++r) {
     const RowFact& f = room.facts[r];
     const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
@@ -123,7 +123,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
       }
       const int at = blocked ? 0 : r * job.head_block;
       if (wanted && f.scored)
-        add_heads<Codes::kHalf>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads, steps, sums);
+        add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads, steps, sums);
     }
     if (!wanted) continue;
     float sum = 0.0f;
@@ -138,8 +138,8 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   }
 }
 
-template <class Codes, bool kRagged, int kTiles, int kSteps>
-__global__ __launch_bounds__(128) void score_mma(const __grid_constant__ ScoreJob job) {
+template <class Codes, Fit kFit, int kTiles, int kSteps>
+__global__ __launch_bounds__(128, 3) void score_mma(const __grid_constant__ ScoreJob job) {
   extern __shared__ uint4 memory[];
   __shared__ TileRoom room;
   const int pairs = pairs_of(job);
@@ -162,7 +162,7 @@ __global__ __launch_bounds__(128) void score_mma(const __grid_constant__ ScoreJo
     }
     const Piece piece = piece_of(room.span, room.facts, rows, job.group.first_key, job.group.chunk, job.piece,
                                  static_cast<uint32_t>(share.next - job.p.work[share.tile]));
-    score_piece<Codes, kRagged, kTiles, kSteps>(job, room, piece, tile_row, q, weights);
+    score_piece<Codes, kFit, kTiles, kSteps>(job, room, piece, tile_row, q, weights);
   }
 }
 
@@ -176,16 +176,16 @@ struct Choice {
 };
 template <class Codes>
 Choice choose(int dim) {
-  if (dim % 16 != 0) return {score_mma<Codes, true, 1, 16>, 1};
-  if (dim <= 64) return {score_mma<Codes, false, 2, 4>, 2};
-  if (dim <= 128) return {score_mma<Codes, false, 2, 8>, 2};
-  return {score_mma<Codes, false, 1, 16>, 1};
+  if (dim == 64) return {score_mma<Codes, Fit::exact, 2, 4>, 2};
+  if (dim == 128) return {score_mma<Codes, Fit::exact, 2, 8>, 2};
+  if (dim % 16 == 0) return {score_mma<Codes, Fit::steps, 1, 16>, 1};
+  return {score_mma<Codes, Fit::ragged, 1, 16>, 1};
 }
 
 #define TOPKEY_ENTRY(...) {reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048}
-#define TOPKEY_ENTRIES(Codes)                                                         \
-  TOPKEY_ENTRY(Codes, false, 2, 4), TOPKEY_ENTRY(Codes, false, 2, 8), TOPKEY_ENTRY(Codes, false, 1, 16), \
-      TOPKEY_ENTRY(Codes, true, 1, 16)
+#define TOPKEY_ENTRIES(Codes)                                                                      \
+  TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8),                    \
+      TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRIES(Fp8Codes),
                                 TOPKEY_ENTRIES(Bf16Codes),
@@ -197,6 +197,14 @@ void fit_queries(ScoreJob& job, int steps) {
   const int most = kQueryBytes / bytes_of_eight;
   job.head_block = std::min(job.head_tiles, most);
   job.tile_rows = std::clamp(most / job.head_tiles, 1, kMaxTileRows);
+}
+
+/// Rows that may share their keys' reads, as far as the host can know: those of a request. Tiles of more rows than that
+/// would only hold queries that wait.
+int64_t most_sharing(const ScoreParams& p, const Group& group) {
+  if (!p.keys.paged) return std::max<int64_t>(group.count, 1);
+  if (p.by_request) return std::clamp<int64_t>(group.count / 64, 1, kMaxTileRows);
+  return std::max(p.next_n, 1);
 }
 
 }  // namespace
@@ -221,7 +229,7 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
                                                      : choose<F16Codes>(params.keys.head_dim);
     job.piece = static_cast<uint32_t>(64 * choice.tiles);
   }
-  job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, std::max<int64_t>(group.count, 1)));
+  job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));
   cut_work<<<1, kSelectThreads, 0, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("cut_work");
   const int64_t most = group.count * ((int64_t{group.chunk} + job.piece - 1) / job.piece);
@@ -231,7 +239,8 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   }
   const size_t shared = static_cast<size_t>(job.tile_rows) * static_cast<size_t>(job.head_block) *
                         static_cast<size_t>((steps + 1) / 2 * 32 * 16 + 32);
-  choice.kernel<<<launch.blocks(most, 3), 128, shared, launch.stream()>>>(job);
+  const int fit = static_cast<int>(std::min<size_t>(kBlocksOfRegisters, kSharedOfSm / (shared + 2048)));
+  choice.kernel<<<launch.blocks(most, std::max(fit, 1)), 128, shared, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("score_mma");
 }
 

@@ -67,7 +67,8 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
   const ScoreParams scoring{keys,     a.q,           {room.scores, {}, a.admit.mask, 0, 0},
                             room.facts, room.ids,    room.id_stride,
-                            static_cast<uint32_t>(a.admit.candidate_block_size), room.work, exec.stats};
+                            static_cast<uint32_t>(a.admit.candidate_block_size), room.work, exec.stats,
+                            a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr, a.rows.next_n};
   PickParams picking{};
   picking.emission = {a.out, a.topk, shard, absolute_slots, exec.stats};
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;

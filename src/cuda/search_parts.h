@@ -48,6 +48,8 @@ struct ScoreParams {
   uint32_t id_block;  ///< keys a candidate block
   uint64_t* work;
   uint64_t* stats;
+  bool by_request;  ///< paged rows: their requests are only known on the device; else next_n rows have one
+  int32_t next_n;
 };
 /// Cuts the group's keys into pieces and scores them.
 void score(const ScoreParams& params, const Group& group, const Launch& launch);

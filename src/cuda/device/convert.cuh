@@ -48,6 +48,22 @@ struct Fp8Codes {
   }
 };
 
+/// Four elements of a query from d on, as an operand; NaN codes as NaN. Elements past `left` are 0.
+template <class Codes>
+__device__ __forceinline__ Four query_operand(const uint8_t* row, int d, int left) {
+  bool nan = false;
+  const uint8_t* at = row + Codes::kBytes * d;
+  const bool words = left >= 4 && reinterpret_cast<uint64_t>(at) % 4 == 0;
+  Four f = words ? Codes::load(row, d, true, nan) : Codes::load_part(row, d, left, nan);
+  if (!nan) return f;
+  uint32_t h[4];
+  for (int i = 0; i < 4; ++i) {
+    const bool own = i < left && (at[i] & 0x7F) == 0x7F;
+    h[i] = own ? 0x7FC0u : ((i < 2 ? f.low : f.high) >> (16 * (i & 1)) & 0xFFFFu);
+  }
+  return {h[0] | h[1] << 16, h[2] | h[3] << 16};
+}
+
 /// bf16 or f16 as they are.
 template <bool kF16>
 struct PlainCodes {

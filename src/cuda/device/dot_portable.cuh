@@ -45,38 +45,59 @@ __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, con
   return bad;
 }
 
-/// Adds heads [8 * first, 8 * last) of one query to the sums of the keys g, g + 8 of each tile. q: operands of these heads,
-/// [heads / 8][pairs of steps][lane]; weights of head 8 * first on; heads: how many there are in all.
-template <bool kHalf, int kTiles, int kSteps>
-__device__ __forceinline__ void add_heads(const KeyTile<kTiles, kSteps>& tile, const uint4* q, const float* weights,
-                                          int first, int last, int heads, int steps, float (&sums)[kTiles][2]) {
-  const int lane = threadIdx.x & 31, c = lane & 3, pairs = (steps + 1) / 2;
-  for (int j = first; j < last; ++j, q += pairs * 32, weights += 8) {
-    float dots[kTiles][4] = {};
+/// Dots of the eight heads of one operand block with all keys of the tile. kExact: D is 16 * kSteps, nothing is asked.
+template <bool kHalf, bool kExact, int kTiles, int kSteps>
+__device__ __forceinline__ void dot_eight(const KeyTile<kTiles, kSteps>& tile, const uint4* q, int steps,
+                                          float (&dots)[kTiles][4]) {
 #pragma unroll
-    for (int p = 0; p < (kSteps + 1) / 2; ++p) {
-      if (2 * p >= steps) break;
-      const uint4 b = q[p * 32 + lane];
+  for (int p = 0; p < kSteps / 2; ++p) {
+    if (!kExact && 2 * p >= steps) break;
+    const uint4 b = q[p * 32];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) mma_16816<kHalf>(dots[t], tile.a[t][2 * p], b.x, b.y);
-      if (2 * p + 1 < kSteps && 2 * p + 1 < steps) {
+    for (int t = 0; t < kTiles; ++t) mma_16816<kHalf>(dots[t], tile.a[t][2 * p], b.x, b.y);
+    if (!kExact && 2 * p + 1 >= steps) break;
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) mma_16816<kHalf>(dots[t], tile.a[t][(2 * p + 1) % kSteps], b.z, b.w);
-      }
-    }
-    // A head that only pads the last eight must not be added: its zeros times an infinite key are NaN.
-    const int head = 8 * j + 2 * c;
+    for (int t = 0; t < kTiles; ++t) mma_16816<kHalf>(dots[t], tile.a[t][2 * p + 1], b.z, b.w);
+  }
+}
+
+/// Adds the two of these heads that this lane owns. A head that only pads the last eight must not be added: its zeros
+/// times an infinite key are NaN.
+template <int kTiles>
+__device__ __forceinline__ void add_eight(const float (&dots)[kTiles][4], const float* weights, int head, int heads,
+                                          float (&sums)[kTiles][2]) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (head + e >= heads) continue;
-      const float w = weights[2 * c + e];
+  for (int e = 0; e < 2; ++e) {
+    if (head + e >= heads) continue;
+    const float w = weights[e];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        sums[t][0] = __fmaf_rn(w, relu(dots[t][e]), sums[t][0]);
-        sums[t][1] = __fmaf_rn(w, relu(dots[t][2 + e]), sums[t][1]);
-      }
+    for (int t = 0; t < kTiles; ++t) {
+      sums[t][0] = __fmaf_rn(w, relu(dots[t][e]), sums[t][0]);
+      sums[t][1] = __fmaf_rn(w, relu(dots[t][2 + e]), sums[t][1]);
     }
   }
+}
+
+/// Adds heads [8 * first, 8 * last) of one query to the sums of the keys g, g + 8 of each tile. q: operands of these heads,
+/// [heads / 8][pairs of steps][lane]; weights of head 8 * first on; heads: how many there are in all. Two blocks of eight
+/// are multiplied at a time, so that enough products are under way; they are added one after the other.
+template <bool kHalf, bool kExact, int kTiles, int kSteps>
+__device__ __forceinline__ void add_heads(const KeyTile<kTiles, kSteps>& tile, const uint4* q, const float* weights,
+                                          int first, int last, int heads, int steps, float (&sums)[kTiles][2]) {
+  const int lane = threadIdx.x & 31, c = lane & 3, step = (kExact ? kSteps / 2 : (steps + 1) / 2) * 32;
+  q += lane, weights += 2 * c;
+  int j = first;
+  for (; j + 2 <= last; j += 2, q += 2 * step, weights += 16) {
+    float a[kTiles][4] = {}, b[kTiles][4] = {};
+    dot_eight<kHalf, kExact>(tile, q, steps, a);
+    dot_eight<kHalf, kExact>(tile, q + step, steps, b);
+    add_eight(a, weights, 8 * j + 2 * c, heads, sums);
+    add_eight(b, weights + 8, 8 * j + 8 + 2 * c, heads, sums);
+  }
+  if (j == last) return;
+  float a[kTiles][4] = {};
+  dot_eight<kHalf, kExact>(tile, q, steps, a);
+  add_eight(a, weights, 8 * j + 2 * c, heads, sums);
 }
 
 /// The fixed tree over the four lanes that share a key.

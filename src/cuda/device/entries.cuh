@@ -28,11 +28,13 @@ struct GivenScores {
   RowKeys keys;
   Tensor scores, mask;
   int64_t row;
+  const float* flat;  ///< of index 0, where all of the row's f32 scores lie there in order and nothing is masked; else null
 
   __device__ uint32_t listed() const { return 0; }
   __device__ int64_t position(uint32_t i) const { return keys.position(i); }
   __device__ bool live(int64_t at, float* addend) const { return !masked(mask, row, at, addend); }
   __device__ float score(uint32_t i) const {
+    if (flat != nullptr) return canonical(flat[i]);
     float addend;
     const int64_t at = position(i);
     live(at, &addend);
@@ -41,6 +43,7 @@ struct GivenScores {
   }
   __device__ uint32_t raw(uint32_t i) const {
     float addend;
+    if (flat != nullptr) return __float_as_uint(canonical(flat[i]));
     return live(position(i), &addend) ? __float_as_uint(score(i)) : kNotLiveScore;
   }
 };
@@ -61,9 +64,24 @@ struct KeptScores {
   __device__ float score(uint32_t i) const { return __uint_as_float(raw(i)); }
 };
 
-/// Keys of either as entries of the selection.
+/// Winners of a long row's parts, one part behind the other: part p's are at [p * length, p * length + its entries).
+struct PartScores {
+  RowKeys keys;
+  const uint32_t* values;
+  const int32_t* positions;
+  const PartState* states;
+  uint32_t length;
+
+  __device__ uint32_t listed() const { return 0; }
+  __device__ int64_t position(uint32_t i) const { return positions[i]; }
+  __device__ uint32_t raw(uint32_t i) const { return i % length < states[i / length].entries ? values[i] : kNotLiveScore; }
+  __device__ float score(uint32_t i) const { return __uint_as_float(raw(i)); }
+};
+
+/// Keys of any of them as entries of the selection.
 template <class Scores>
 struct Entries {
+  static constexpr int kBatch = 8;
   Scores s;
 
   __device__ uint32_t key(uint32_t i) const {
@@ -78,6 +96,7 @@ struct Entries {
 /// before ended in, then one for each key of this chunk (only the first of its block counts), then the newest block.
 template <class Scores>
 struct Blocks {
+  static constexpr int kBatch = 1;
   Scores s;            ///< of this chunk alone
   uint32_t n;          ///< keys of it
   uint32_t block_size;

@@ -20,4 +20,9 @@ struct RowState {
   uint32_t open_key;          ///< its best key so far
 };
 
+/// What a part of a long row left: winners in its list, and dropped as above.
+struct PartState {
+  uint32_t entries, dropped;
+};
+
 }  // namespace topkey::cuda

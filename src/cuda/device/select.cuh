@@ -10,8 +10,7 @@ namespace topkey::cuda {
 
 constexpr int kSelectThreads = 1024;
 constexpr int kBins = 2048;       ///< 11 bits a digit: 11 + 11 + 10
-constexpr int kEach = 4;          ///< keys a thread takes at a time when winners are handed out
-
+constexpr int kEach = 16;         ///< keys a thread takes at a time when winners are handed out
 struct SelectRoom {
   uint32_t bins[kBins];
   uint32_t warps[kSelectThreads / 32];
@@ -55,15 +54,30 @@ struct Cut {
 };
 
 /// Adds the digit `(key >> shift) % 2^bits` of all keys whose higher digits are `prefix` to room.bins.
-template <class Source>
-__device__ void count_digit(const Source& source, uint32_t n, uint32_t prefix, int shift, int bits, SelectRoom& room) {
-  for (int b = threadIdx.x; b < kBins; b += blockDim.x) room.bins[b] = 0;
-  __syncthreads();
-  const uint32_t mask = (1u << bits) - 1;
-  for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
-    const uint32_t key = source.key(i);
+struct DigitCounter {
+  uint32_t prefix;
+  int shift, bits;
+  uint32_t* bins;
+
+  __device__ __forceinline__ void operator()(uint32_t key) const {
     const bool inside = key != kNotLive && (shift + bits == 32 || key >> (shift + bits) == prefix);
-    if (inside) atomicAdd(&room.bins[(key >> shift) & mask], 1u);
+    if (inside) atomicAdd(&bins[(key >> shift) & ((1u << bits) - 1)], 1u);
+  }
+};
+template <class Source>
+__device__ void count_digit(const Source& source, uint32_t n, const DigitCounter& add) {
+  for (int b = threadIdx.x; b < kBins; b += blockDim.x) add.bins[b] = 0;
+  __syncthreads();
+  constexpr int kBatch = Source::kBatch;  // keys that a thread reads before it looks at the first of them
+  for (uint64_t base = threadIdx.x; base < n; base += kSelectThreads * kBatch) {
+    uint32_t keys[kBatch];
+#pragma unroll
+    for (int e = 0; e < kBatch; ++e) {
+      const uint64_t i = base + e * kSelectThreads;
+      keys[e] = i < n ? source.key(static_cast<uint32_t>(i)) : kNotLive;
+    }
+#pragma unroll
+    for (int e = 0; e < kBatch; ++e) add(keys[e]);
   }
   __syncthreads();
 }
@@ -94,8 +108,9 @@ __device__ Cut find_cut(const Source& source, uint32_t n, uint32_t k, SelectRoom
   constexpr int kShift[3] = {21, 10, 0}, kBits[3] = {11, 11, 10};
   Cut cut{kNotLive, 0, 0, 0, false};
   uint32_t prefix = 0, wanted = k;
+#pragma unroll 1
   for (int digit = 0; digit < 3; ++digit) {
-    count_digit(source, n, prefix, kShift[digit], kBits[digit], room);
+    count_digit(source, n, DigitCounter{prefix, kShift[digit], kBits[digit], room.bins});
     find_digit(wanted, room);
     if (digit == 0) {
       cut.live = room.total;
@@ -116,27 +131,26 @@ __device__ Cut find_cut(const Source& source, uint32_t n, uint32_t k, SelectRoom
   return cut;
 }
 
-/// emit(j, i, key) for each winner, j its number in index order. All threads return together.
+/// emit(j, i) for each winner, j its number in index order. All threads return together.
 template <class Source, class Emit>
 __device__ void hand_out(const Source& source, uint32_t n, const Cut& cut, SelectRoom& room, const Emit& emit) {
   uint32_t above = 0, equal = 0;
   for (uint64_t base = 0; base < n; base += kSelectThreads * kEach) {
-    uint32_t keys[kEach], own = 0;
-#pragma unroll
+    const uint64_t first = base + threadIdx.x * kEach;
+    uint32_t wins = 0, ties = 0;  // a bit for each of this thread's keys
+#pragma unroll Source::kBatch
     for (int e = 0; e < kEach; ++e) {
-      const uint64_t i = base + threadIdx.x * kEach + e;
-      keys[e] = i < n ? source.key(static_cast<uint32_t>(i)) : kNotLive;
-      own += keys[e] > cut.key ? 1u << 16 : keys[e] == cut.key && cut.need > 0 ? 1u : 0u;
+      const uint32_t key = first + e < n ? source.key(static_cast<uint32_t>(first + e)) : kNotLive;
+      wins |= (key > cut.key ? 1u : 0u) << e;
+      ties |= (key == cut.key && cut.need > 0 ? 1u : 0u) << e;
     }
     uint32_t total = 0;
-    const uint32_t before = block_scan(own, room.warps, &total);
+    const uint32_t before = block_scan(__popc(wins) << 16 | __popc(ties), room.warps, &total);
     uint32_t a = above + (before >> 16), q = equal + (before & 0xFFFFu);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const uint32_t i = static_cast<uint32_t>(base) + threadIdx.x * kEach + e;
-      const bool wins = keys[e] > cut.key, ties = cut.need > 0 && keys[e] == cut.key;
-      if (wins || (ties && q < cut.need)) emit(a + (q < cut.need ? q : cut.need), i, keys[e]);
-      a += wins, q += ties;
+    for (uint32_t rest = wins | ties; rest != 0; rest &= rest - 1) {
+      const uint32_t e = __ffs(static_cast<int>(rest)) - 1, tie = ties >> e & 1u;
+      if (tie == 0 || q < cut.need) emit(a + (q < cut.need ? q : cut.need), static_cast<uint32_t>(first) + e);
+      a += 1 - tie, q += tie;
     }
     above += total >> 16, equal += total & 0xFFFFu;
     if (above + (equal < cut.need ? equal : cut.need) == cut.count) break;  // the same in every thread
