@@ -46,11 +46,20 @@ std::vector<GpuCase> gpu_cases(bool quick) {
   };
   std::vector<GpuCase> list = {{"empty"}};
   for (const auto& [rows, keys, must_us, target_us] :
-       std::initializer_list<std::array<double, 4>>{{1, 8, 11.5, 9.5},   {1, 32, 16, 12},    {1, 128, 22, 17},
-                                                    {1, 1024, 60, 52},   {4, 32, 21, 17},    {4, 128, 38, 33},
-                                                    {16, 8, 17.5, 15},   {16, 32, 38, 33},   {16, 128, 92, 84},
-                                                    {64, 8, 35.5, 32},   {64, 32, 92, 84},   {64, 128, 310, 292},
-                                                    {128, 32, 160, 150}, {128, 128, 595, 566}})
+       std::initializer_list<std::array<double, 4>>{{1, 8, 11.5, 9.5},
+                                                    {1, 32, 16, 12},
+                                                    {1, 128, 22, 17},
+                                                    {1, 1024, 60, 52},
+                                                    {4, 32, 21, 17},
+                                                    {4, 128, 38, 33},
+                                                    {16, 8, 17.5, 15},
+                                                    {16, 32, 38, 33},
+                                                    {16, 128, 92, 84},
+                                                    {64, 8, 35.5, 32},
+                                                    {64, 32, 92, 84},
+                                                    {64, 128, 310, 292},
+                                                    {128, 32, 160, 150},
+                                                    {128, 128, 595, 566}})
     list.push_back(decode(static_cast<int64_t>(rows), static_cast<int64_t>(keys), must_us, target_us));
   list.push_back({"paged_mqa_topk", 64, 128, 32768, 2, 2048, 96, 88});
   for (const auto& [heads, rows, keys, must_us, target_us] :
@@ -99,7 +108,8 @@ GpuData::GpuData(const GpuCase& c) : case_(c) {
     return t;
   };
   const int64_t rows = c.rows, keys = c.keys, heads = c.heads;
-  const Query q{make(DType::f8_e4m3fn, {rows, std::max<int64_t>(heads, 1), kDim}, kCodes), {},
+  const Query q{make(DType::f8_e4m3fn, {rows, std::max<int64_t>(heads, 1), kDim}, kCodes),
+                {},
                 make(DType::f32, {rows, std::max<int64_t>(heads, 1)}, kWeights)};
   const Tensor indices = make(DType::i32, {rows, std::max(c.topk, 1)}, kNothing);
   double pairs = static_cast<double>(rows) * static_cast<double>(keys);

@@ -10,7 +10,7 @@
 namespace topkey::bench {
 
 struct GpuCase {
-  std::string op;     ///< paged_mqa_topk, mqa_topk (causal: the last rows of the keys), topk, store_k, empty
+  std::string op;  ///< paged_mqa_topk, mqa_topk (causal: the last rows of the keys), topk, store_k, empty
   int32_t heads = 64;
   int64_t rows = 1, keys = 8192;
   int32_t next_n = 1, topk = 2048;

@@ -84,7 +84,8 @@ void DeviceCopy::make_blocks() {
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return parts_[a].first < parts_[b].first; });
   for (const size_t i : order) {
     const Part& p = parts_[i];
-    if (blocks_.empty() || p.first >= blocks_.back().last) blocks_.push_back({p.first, p.last, 0, false, true, false, {}});
+    if (blocks_.empty() || p.first >= blocks_.back().last)
+      blocks_.push_back({p.first, p.last, 0, false, true, false, {}});
     Block& b = blocks_.back();
     b.last = std::max(b.last, p.last);
     b.output = b.output || p.role == Role::output;
@@ -138,8 +139,7 @@ void DeviceCopy::upload() {
     if (!b.large) std::memcpy(staging_.data() + b.at, b.first, static_cast<size_t>(b.last - b.first));
   }
   if (used_ > staging_.size()) must(cudaMemset(base + staging_.size(), kPoison, used_ - staging_.size()), "cudaMemset");
-  if (!staging_.empty())
-    must(cudaMemcpy(base, staging_.data(), staging_.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  if (!staging_.empty()) must(cudaMemcpy(base, staging_.data(), staging_.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   for (const Block& b : blocks_) {
     if (b.large) copy_rows(b, true);
     for (const size_t i : b.parts) {
@@ -189,6 +189,7 @@ uint64_t calls_on_device() {
 }
 
 void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec) {
+  if (exec.device == Device::cpu) return indexer.forward(step, exec);
   using Role = DeviceCopy::Role;
   DeviceCopy copy;
   EachTensor each{[&](Tensor& t) { copy.add(t, Role::input); }};
@@ -198,7 +199,8 @@ void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec 
   copy.add(step.keys.cache.pages, Role::output);
   copy.add(step.candidates, Role::output);
   each_output(step.out, [&](Tensor& t) { copy.add(t, Role::output); });
-  copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0, Role::output);
+  copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0,
+           Role::output);
   copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);
   copy.upload();
   indexer.forward(step, exec);

@@ -27,8 +27,8 @@ class DeviceCopy {
 
  private:
   struct Part {
-    void** pointer;     ///< where the call has it
-    const Tensor* view;  ///< null: plain bytes
+    void** pointer;         ///< where the call has it
+    const Tensor* view;     ///< null: plain bytes
     uint8_t *first, *last;  ///< its bytes on the host
     Role role;
   };
@@ -106,7 +106,8 @@ void on_device(Args args, Exec exec, const Call& call, bool runs) {
   EachTensor each{[&](Tensor& t) { copy.add(t, Role::input); }};
   fields(each, args);
   each_output(args, [&](Tensor& t) { copy.add(t, Role::output); });
-  copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0, Role::output);
+  copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0,
+           Role::output);
   copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);
   copy.upload();
   call(args, exec);
@@ -116,7 +117,7 @@ void on_device(Args args, Exec exec, const Call& call, bool runs) {
 /// Calls on a device so far.
 uint64_t calls_on_device();
 
-/// The layer's step likewise.
+/// The layer's step likewise; on the host as it is.
 void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec);
 
 }  // namespace topkey::support

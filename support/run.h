@@ -42,7 +42,8 @@ void launch(const Args& args, const Exec& exec) {
     call_op(args, exec);
     return;
   }
-  on_device(args, exec, [](const Args& a, const Exec& e) { call_op(a, e); }, unsupported(args, exec) == nullptr);
+  on_device(
+      args, exec, [](const Args& a, const Exec& e) { call_op(a, e); }, unsupported(args, exec) == nullptr);
 }
 
 /// Runs `args` on exec.backend (null = the library's choice) in a workspace of its own. Host memory; copies of it on a

@@ -111,8 +111,7 @@ Step make_step(const Shape& shape) {
 void forward(const Step& s, Exec exec, size_t bytes = size_t{1} << 26) {
   static const std::shared_ptr<uint8_t> memory = aligned_bytes(size_t{1} << 26);
   exec.workspace = memory.get(), exec.workspace_bytes = bytes;
-  if (exec.device == Device::cuda) return forward_on_device(SparseAttnIndexer(s.config), s.args, exec);
-  SparseAttnIndexer(s.config).forward(s.args, exec);
+  forward_on_device(SparseAttnIndexer(s.config), s.args, exec);
 }
 
 /// What the layer stands for, made by hand.

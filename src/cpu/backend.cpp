@@ -43,9 +43,10 @@ size_t workspace_bytes(Op op, const Shape& shape) {
 }  // namespace
 
 constinit const Backend kBackend = {
-    "cpu",      Device::cpu,      false,       isa_problem,   detail,     why_not,        arithmetic, kStrategies,
-    numerics,   workspace_bytes, nullptr, nullptr, expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
-    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
+    "cpu",         Device::cpu, false,           isa_problem, detail,     why_not,          arithmetic,
+    kStrategies,   numerics,    workspace_bytes, nullptr,     nullptr,    expand_rows,      to_slots,
+    quantize_q,    quantize_k,  store_k,         gather_k,    mqa_logits, paged_mqa_logits, topk,
+    select_blocks, mqa_topk,    paged_mqa_topk,  merge_topk,
 };
 
 }  // namespace topkey::cpu

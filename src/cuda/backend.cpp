@@ -16,14 +16,11 @@ bool on_tensor_cores(KeyFormat format, DType q) {
          (format == KeyFormat::f16 && q == DType::f16);
 }
 
-bool produces(Op op) {
-  return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k;
-}
+bool produces(Op op) { return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k; }
 
 const char* why_not(Op op, const Shape& shape) {
   if (shape.format == KeyFormat::mxfp4) return "it does not have mxfp4 keys yet";
-  if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) &&
-      shape.head_dim > kMaxScoredDim) {
+  if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) && shape.head_dim > kMaxScoredDim) {
     return "on tensor cores it takes head_dim 256 at most";
   }
   if (produces(op) && shape.head_dim > kMaxProducedDim) return "it makes codes of head_dim 16384 at most";
@@ -53,21 +50,20 @@ size_t workspace_bytes(Op op, const Shape& shape) {
 
 }  // namespace
 
-constinit const Backend kPortable = {
-    .name = "cuda.portable",
-    .device = Device::cuda,
-    .one_thread = true,
-    .unusable = machine_problem,
-    .detail = machine_detail,
-    .why_not = why_not,
-    .arithmetic = arithmetic,
-    .strategies = kStrategies,
-    .numerics = numerics,
-    .workspace_bytes = workspace_bytes,
-    .prepare = prepare,
-    .clear_rows = clear_rows,
+constinit const Backend kPortable = {.name = "cuda.portable",
+                                     .device = Device::cuda,
+                                     .one_thread = true,
+                                     .unusable = machine_problem,
+                                     .detail = machine_detail,
+                                     .why_not = why_not,
+                                     .arithmetic = arithmetic,
+                                     .strategies = kStrategies,
+                                     .numerics = numerics,
+                                     .workspace_bytes = workspace_bytes,
+                                     .prepare = prepare,
+                                     .clear_rows = clear_rows,
 #define X(op, Args) .op = op,
-    TOPKEY_OPERATIONS(X)
+                                     TOPKEY_OPERATIONS(X)
 #undef X
 };
 

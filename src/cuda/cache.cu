@@ -80,7 +80,8 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
     if (slot < 0 || slot >= slots) continue;
     const int64_t offset = slot % a.cache.page_size;
     uint8_t* page = static_cast<uint8_t*>(a.cache.pages.data) + slot / a.cache.page_size * a.cache.pages.stride[0];
-    const RowBytes to{page + offset * job.layout.value_step, page + job.layout.scale_base + offset * job.layout.scale_step};
+    const RowBytes to{page + offset * job.layout.value_step,
+                      page + job.layout.scale_base + offset * job.layout.scale_step};
     const bool again = comes_again(a.slot_mapping, row, rows, slot);
     if (job.ready) {
       const RowBytes from = dense_row(a.k, a.k_scales, job.layout, row);
@@ -100,7 +101,8 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
 /// Rows past `total` are not written, but counted.
 __device__ void count_gathered(const GatherJob& job, int64_t requests) {
   for (int64_t b = threadIdx.x; b < requests; b += blockDim.x) {
-    const int64_t first = max(0ll, static_cast<long long>(integer(job.a.indptr, b))), last = integer(job.a.indptr, b + 1);
+    const int64_t first = max(0ll, static_cast<long long>(integer(job.a.indptr, b))),
+                  last = integer(job.a.indptr, b + 1);
     const int64_t past = first > job.a.total ? first : job.a.total;
     if (last > past) count(job.stats, kSkippedPages, static_cast<uint64_t>(last - past));
   }
@@ -142,7 +144,8 @@ void store_k(const StoreK& a, const Exec& exec) {
   const bool ready = a.k_scales.data != nullptr || a.k.dtype == DType::u8;
   StoreJob job{a, {}, page_layout(a.cache.format, a.cache.layout, a.cache.page_size, dim), ready, exec.stats};
   Recipe& r = job.recipe;
-  r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim), r.input = a.k.dtype;
+  r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
+  r.input = a.k.dtype;
   r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.cache.format;
   r.head_dim = static_cast<int32_t>(dim);
   const int warps = warps_for(dim);

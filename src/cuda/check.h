@@ -14,8 +14,7 @@ inline void check_cuda(cudaError_t error, const char* what, const char* file, in
   if (error == cudaSuccess) return;
   cudaGetLastError();  // a launch's error is sticky until it is read
   throw Error(Status::device_error, std::string(what) + ": the device must succeed, got " + cudaGetErrorName(error) +
-                                        " (" + cudaGetErrorString(error) + ") at " + file + ":" +
-                                        std::to_string(line));
+                                        " (" + cudaGetErrorString(error) + ") at " + file + ":" + std::to_string(line));
 }
 
 #define TOPKEY_CUDA_CHECK(call) ::topkey::cuda::check_cuda((call), #call, __FILE__, __LINE__)

@@ -79,9 +79,9 @@ void prepare_current(int device) {
   cudaDeviceProp p{};
   TOPKEY_CUDA_CHECK(cudaGetDeviceProperties(&p, device));
   if (p.major < 8) {
-    throw Error(Status::unsupported, "cuda.portable: device must have compute capability 8.0 or more (use backend cpu), got " +
-                                         std::string(p.name) + " with " + std::to_string(p.major) + "." +
-                                         std::to_string(p.minor));
+    throw Error(Status::unsupported,
+                "cuda.portable: device must have compute capability 8.0 or more (use backend cpu), got " +
+                    std::string(p.name) + " with " + std::to_string(p.major) + "." + std::to_string(p.minor));
   }
   load_kernels();
   facts.sms = p.multiProcessorCount;
@@ -130,7 +130,8 @@ Launch::Launch(const char* op, const Exec& exec)
       const cudaError_t error = cudaStreamIsCapturing(stream_, &capture);
       if (error != cudaSuccess) cudaGetLastError();
       if (error != cudaSuccess || capture != cudaStreamCaptureStatusNone) {
-        throw Error(Status::not_prepared, std::string(op) + ": device must be prepared before a first call is captured, got device " +
+        throw Error(Status::not_prepared, std::string(op) +
+                                              ": device must be prepared before a first call is captured, got device " +
                                               std::to_string(device_) + " without prepare()");
       }
       prepare_current(device_);

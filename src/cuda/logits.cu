@@ -49,7 +49,8 @@ void logits_of(Op op, const Args& a, const KeySource& keys, int64_t width, const
   scoring.by_request = a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr;
   scoring.next_n = a.rows.next_n;
   for (int64_t row = 0; row < a.rows.count; row += room.group_rows) {
-    const Group group{row, std::min(room.group_rows, a.rows.count - row), 0, static_cast<uint32_t>(std::max<int64_t>(width, 1))};
+    const Group group{row, std::min(room.group_rows, a.rows.count - row), 0,
+                      static_cast<uint32_t>(std::max<int64_t>(width, 1))};
     look(look_at, group, launch);
     hide_columns<<<launch.blocks(group.count, 8), 256, 0, launch.stream()>>>(
         {room.facts, a.logits, group, width, a.clean});

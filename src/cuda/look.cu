@@ -136,8 +136,7 @@ __device__ RowFact window_fact(const LookParams& p, int64_t row, int64_t* skippe
   f.request = static_cast<int32_t>(w.request);
   f.table_row = table_row_of(p.keys, row, w.request);
   f.topk = static_cast<uint32_t>(p.topk);
-  if (p.row_topk.data != nullptr)
-    f.topk = static_cast<uint32_t>(least(most(integer(p.row_topk, row), 0), p.topk));
+  if (p.row_topk.data != nullptr) f.topk = static_cast<uint32_t>(least(most(integer(p.row_topk, row), 0), p.topk));
   *skipped = f.table_row == -2;
   if (f.table_row < 0 || w.end <= w.start) {
     if (f.table_row < 0) f.end = f.start;  // fill only, and no newest block
@@ -191,7 +190,8 @@ const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&look_at_rows), k
 KernelList look_kernels() { return {kEntries, 1}; }
 
 void look(const LookParams& params, const Group& group, const Launch& launch) {
-  const size_t shared = params.id_stride > 0 && params.id_stride <= kSharedIds ? static_cast<size_t>(params.id_stride) * 4 : 0;
+  const size_t shared =
+      params.id_stride > 0 && params.id_stride <= kSharedIds ? static_cast<size_t>(params.id_stride) * 4 : 0;
   look_at_rows<<<launch.blocks(group.count, 8), kThreads, shared, launch.stream()>>>({params, group});
   TOPKEY_CUDA_LAUNCHED("look");
 }

@@ -25,6 +25,7 @@ struct Job {
 /// Entries of one row as numbers of the order.
 struct Parts {
   static constexpr int kBatch = 4;
+  static constexpr uint32_t kNothing = kNotLive;
   const Job& job;
   int64_t row;
   uint32_t width;  ///< entries a part
@@ -34,16 +35,21 @@ struct Parts {
     if (position(i) < 0) return kNotLive;
     return key_of(canonical(*element<float>(job.scores, i / width, row, i % width)));
   }
+  __device__ uint32_t raw(uint32_t i) const { return key(i); }
+  __device__ uint32_t key_of_raw(uint32_t raw, uint32_t) const { return raw; }
 };
 /// Of them, those equal to a key: the lower the position, the larger the number.
 struct Equals {
   static constexpr int kBatch = 4;
+  static constexpr uint32_t kNothing = kNotLive;
   Parts parts;
   uint32_t equal;
 
   __device__ uint32_t key(uint32_t i) const {
     return parts.key(i) == equal ? ~static_cast<uint32_t>(parts.position(i)) : kNotLive;
   }
+  __device__ uint32_t raw(uint32_t i) const { return key(i); }
+  __device__ uint32_t key_of_raw(uint32_t raw, uint32_t) const { return raw; }
 };
 
 struct Shared {
@@ -52,7 +58,8 @@ struct Shared {
 };
 
 __device__ void merge_row(const Job& job, int64_t row, Shared& s, uint64_t* sort) {
-  const uint32_t width = static_cast<uint32_t>(job.scores.shape[2]), n = static_cast<uint32_t>(job.scores.shape[0]) * width;
+  const uint32_t width = static_cast<uint32_t>(job.scores.shape[2]),
+                 n = static_cast<uint32_t>(job.scores.shape[0]) * width;
   const Parts parts{job, row, width};
   const int64_t request = window_of(job.rows, row, 0).request;
   const RowWriter writer(job.emission, row, request, 0);
@@ -122,7 +129,8 @@ void merge_topk(const MergeTopk& a, const Exec& exec) {
   const Job job{a.scores, a.indices, a.rows, {a.out, a.topk, Shard{}, true, exec.stats}, room.sort, room.sort_length};
   const uint32_t wanted = static_cast<uint32_t>(std::max<int64_t>(room.list_length, 1));
   const size_t shared = room.sort != nullptr ? 0 : size_t{8} * power_of_two(wanted);
-  const uint32_t blocks = launch.blocks(room.sort != nullptr ? std::min(a.rows.count, room.sort_blocks) : a.rows.count, 2);
+  const uint32_t blocks =
+      launch.blocks(room.sort != nullptr ? std::min(a.rows.count, room.sort_blocks) : a.rows.count, 2);
   merge_rows<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("merge_rows");
 }

@@ -16,21 +16,20 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 
 }  // namespace
 
-constinit const Backend kPortable = {
-    .name = "cuda.portable",
-    .device = Device::cuda,
-    .one_thread = true,
-    .unusable = unusable,
-    .detail = detail,
-    .why_not = why_not,
-    .arithmetic = arithmetic,
-    .strategies = kStrategies,
-    .numerics = numerics,
-    .workspace_bytes = workspace_bytes,
-    .prepare = nullptr,
-    .clear_rows = nullptr,
+constinit const Backend kPortable = {.name = "cuda.portable",
+                                     .device = Device::cuda,
+                                     .one_thread = true,
+                                     .unusable = unusable,
+                                     .detail = detail,
+                                     .why_not = why_not,
+                                     .arithmetic = arithmetic,
+                                     .strategies = kStrategies,
+                                     .numerics = numerics,
+                                     .workspace_bytes = workspace_bytes,
+                                     .prepare = nullptr,
+                                     .clear_rows = nullptr,
 #define X(op, Args) .op = nullptr,
-    TOPKEY_OPERATIONS(X)
+                                     TOPKEY_OPERATIONS(X)
 #undef X
 };
 

@@ -19,6 +19,7 @@ struct Job {
   Group group;
   int turn;  ///< which list is read; the other is written
   bool sort_in_room;
+  int64_t parts;  ///< most that a row is cut into, 1 = none is
 };
 
 struct Shared {
@@ -39,10 +40,10 @@ __device__ inline const uint32_t* list_values(const WinnerList& l, int64_t row) 
 __device__ inline const int32_t* list_ids(const WinnerList& l, int64_t row) { return l.positions + row * l.length; }
 
 template <class Scores>
-__device__ void count_nans(const Job& job, const Scores& scores, uint32_t first, uint32_t n, Shared& s) {
+__device__ void count_nans(const Job& job, const Scores& scores, uint32_t n) {
   if (job.p.emission.stats == nullptr) return;
   uint32_t own = 0;
-  for (uint32_t i = first + threadIdx.x; i < first + n; i += blockDim.x) {
+  for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
     const uint32_t raw = scores.raw(i);
     own += raw != kNotLiveScore && is_nan(__uint_as_float(raw));
   }
@@ -51,8 +52,8 @@ __device__ void count_nans(const Job& job, const Scores& scores, uint32_t first,
 
 /// Winners of a finished row to the outputs.
 template <class Scores>
-__device__ void write_row(const Job& job, const RowTask& t, const Scores& scores,
-                                          uint32_t n, const Cut& cut, Shared& s, uint64_t* sort) {
+__device__ void write_row(const Job& job, const RowTask& t, const Scores& scores, uint32_t n, const Cut& cut, Shared& s,
+                          uint64_t* sort) {
   const Entries<Scores> entries{scores};
   const RowWriter writer(job.p.emission, t.row, t.f.request, t.f.start);
   if (threadIdx.x == 0) s.tied = cut.tied && cut.key != kForcedKey;
@@ -94,8 +95,8 @@ struct Carry {
 
 /// The best of n keys: to the outputs where `carry` is null, else there.
 template <class Scores>
-__device__ void pick_entries(const Job& job, RowTask& t, const Scores& scores, uint32_t n, const Carry* carry, Shared& s,
-                             uint64_t* sort) {
+__device__ void pick_entries(const Job& job, RowTask& t, const Scores& scores, uint32_t n, const Carry* carry,
+                             Shared& s, uint64_t* sort) {
   const Entries<Scores> entries{scores};
   const Cut cut = find_cut(entries, n, t.f.topk, s.select);
   if (carry == nullptr) {
@@ -115,8 +116,15 @@ __device__ void pick_blocks(const Job& job, RowTask& t, const Scores& chunk, Sha
   const Tensor& out = job.p.emission.out.blocks;
   const uint32_t wanted = static_cast<uint32_t>(out.shape[1]);
   const WinnerList &from = job.p.room.block_lists[job.turn], &to = job.p.room.block_lists[1 - job.turn];
-  Blocks<Scores> blocks{chunk, t.n, static_cast<uint32_t>(job.p.emission.out.block_size), list_values(from, t.group_row),
-                        list_ids(from, t.group_row), t.state.blocks, t.state.open_block, t.state.open_key, t.last};
+  Blocks<Scores> blocks{chunk,
+                        t.n,
+                        static_cast<uint32_t>(job.p.emission.out.block_size),
+                        list_values(from, t.group_row),
+                        list_ids(from, t.group_row),
+                        t.state.blocks,
+                        t.state.open_block,
+                        t.state.open_key,
+                        t.last};
   const bool empty = t.f.end <= t.f.start;  // no newest block
   Cut cut{};
   if (!empty) cut = find_cut(blocks, blocks.size(), wanted, s.select);
@@ -160,32 +168,42 @@ __device__ bool find_task(const Job& job, int64_t r, RowTask& t) {
 
 __device__ RowKeys keys_of(const Job& job, const RowTask& t, const RowFact* f) {
   const int32_t* ids = job.p.room.ids != nullptr ? job.p.room.ids + t.group_row * job.p.room.id_stride : nullptr;
-  return {f, ids, static_cast<uint32_t>(job.p.admit.candidate_block_size), job.group.first_key, job.p.admit.force_first,
+  return {f,
+          ids,
+          static_cast<uint32_t>(job.p.admit.candidate_block_size),
+          job.group.first_key,
+          job.p.admit.force_first,
           job.p.admit.force_last};
 }
 
-__device__ GivenScores given_of(const Job& job, const RowTask& t, const RowFact* f, uint32_t first) {
+__device__ RowKeys keys_from(const Job& job, const RowTask& t, const RowFact* f, uint32_t first) {
   RowKeys keys = keys_of(job, t, f);
   keys.first_key += first;
-  const Tensor& scores = job.p.scores;
-  const bool flat = scores.dtype == DType::f32 && job.p.mask.data == nullptr && keys.ids == nullptr;
-  return {keys, scores, job.p.mask, t.row, flat ? element<float>(scores, t.row, int64_t{f->low} + keys.first_key) : nullptr};
+  return keys;
+}
+/// Given f32 scores in order, nothing masked: they are read like a search's.
+__device__ KeptScores flat_of(const Job& job, const RowTask& t, const RowFact* f, uint32_t first) {
+  const RowKeys keys = keys_from(job, t, f, first);
+  return {keys, element<float>(job.p.scores, t.row, int64_t{f->low} + keys.first_key), nullptr, nullptr, 0, true};
 }
 __device__ KeptScores kept_of(const Job& job, const RowTask& t, const RowFact* f, uint32_t first) {
-  RowKeys keys = keys_of(job, t, f);
-  keys.first_key += first;
-  return {keys, job.p.room.scores + t.group_row * job.group.chunk + first, nullptr, nullptr, 0};
+  return {keys_from(job, t, f, first),
+          job.p.room.scores + t.group_row * job.group.chunk + first,
+          nullptr,
+          nullptr,
+          0,
+          false};
 }
 
 /// A row is in parts where more than one part's keys is there and the room has lists for them.
-__device__ bool in_parts(const Job& job, const RowTask& t) { return job.p.room.parts > 1 && t.n > kPartKeys; }
+__device__ bool in_parts(const Job& job, const RowTask& t) { return job.parts > 1 && t.n > kPartKeys; }
 
 /// One part of a long row: its winners to its list.
 template <bool kGiven>
 __global__ __launch_bounds__(kSelectThreads) void pick_part(const __grid_constant__ Job job) {
   __shared__ Shared s;
   const Room& room = job.p.room;
-  const int64_t parts = room.parts;
+  const int64_t parts = job.parts;
   for (int64_t at = blockIdx.x; at < job.group.count * parts; at += gridDim.x) {
     RowTask t;
     const uint32_t first = static_cast<uint32_t>(at % parts * kPartKeys);
@@ -193,15 +211,9 @@ __global__ __launch_bounds__(kSelectThreads) void pick_part(const __grid_constan
     const uint32_t n = min(static_cast<uint32_t>(kPartKeys), t.n - first);
     const int64_t list = at * room.part_lists.length;
     const Carry carry{room.part_lists.values + list, room.part_lists.positions + list};
-    if constexpr (kGiven) {
-      const GivenScores scores = given_of(job, t, &t.f, first);
-      if (t.f.scored) count_nans(job, scores, 0, n, s);
-      pick_entries(job, t, scores, n, &carry, s, nullptr);
-    } else {
-      const KeptScores scores = kept_of(job, t, &t.f, first);
-      if (t.f.scored) count_nans(job, scores, 0, n, s);
-      pick_entries(job, t, scores, n, &carry, s, nullptr);
-    }
+    const KeptScores scores = kGiven ? flat_of(job, t, &t.f, first) : kept_of(job, t, &t.f, first);
+    if (t.f.scored) count_nans(job, scores, n);
+    pick_entries(job, t, scores, n, &carry, s, nullptr);
     if (threadIdx.x == 0) room.part_states[at] = {t.state.entries, t.state.dropped};
     __syncthreads();
   }
@@ -211,7 +223,7 @@ __global__ __launch_bounds__(kSelectThreads) void pick_part(const __grid_constan
 __device__ void join_parts(const Job& job, RowTask& t, Shared& s, uint64_t* sort) {
   const Room& room = job.p.room;
   const uint32_t parts = (t.n + static_cast<uint32_t>(kPartKeys) - 1) / static_cast<uint32_t>(kPartKeys);
-  const int64_t first = t.group_row * room.parts, length = room.part_lists.length;
+  const int64_t first = t.group_row * job.parts, length = room.part_lists.length;
   const PartState* states = room.part_states + first;
   for (uint32_t p = 0; p < parts; ++p) t.state.dropped = max(t.state.dropped, states[p].dropped);
   const PartScores scores{keys_of(job, t, &t.f), room.part_lists.values + first * length,
@@ -225,29 +237,29 @@ __global__ __launch_bounds__(kSelectThreads) void pick_given(const __grid_consta
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     RowTask t;
     if (!find_task(job, r, t)) continue;
-    const GivenScores scores = given_of(job, t, &t.f, 0);
-    if (job.p.has_entries && in_parts(job, t)) {
-      join_parts(job, t, s, sort);
-    } else {
-      if (t.f.scored) count_nans(job, scores, 0, t.n, s);
-      if (job.p.has_entries) pick_entries(job, t, scores, t.n, nullptr, s, sort);
-    }
+    const GivenScores scores{keys_from(job, t, &t.f, 0), job.p.scores, job.p.mask, t.row};
+    if (t.f.scored) count_nans(job, scores, t.n);
+    if (job.p.has_entries) pick_entries(job, t, scores, t.n, nullptr, s, sort);
     if (job.p.has_blocks) pick_blocks(job, t, scores, s);
     __syncthreads();
   }
 }
 
+/// Rows of a search, or of flat given scores.
+template <bool kGiven>
 __global__ __launch_bounds__(kSelectThreads) void pick_kept(const __grid_constant__ Job job) {
   extern __shared__ uint64_t sort[];
   __shared__ Shared s;
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     RowTask t;
     if (!find_task(job, r, t)) continue;
-    KeptScores scores = kept_of(job, t, &t.f, 0);
-    if (in_parts(job, t)) {
+    const KeptScores scores = kGiven ? flat_of(job, t, &t.f, 0) : kept_of(job, t, &t.f, 0);
+    if (job.p.has_entries && in_parts(job, t)) {
       join_parts(job, t, s, sort);
+    } else if (!job.p.has_entries) {
+      if (t.f.scored) count_nans(job, scores, t.n);
     } else {
-      if (t.f.scored) count_nans(job, scores, 0, t.n, s);
+      if (t.f.scored) count_nans(job, scores, t.n);
       const WinnerList &from = job.p.room.lists[job.turn], &to = job.p.room.lists[1 - job.turn];
       KeptScores all = scores;
       all.list_values = list_values(from, r), all.list_positions = list_ids(from, r), all.list = t.state.entries;
@@ -262,29 +274,35 @@ __global__ __launch_bounds__(kSelectThreads) void pick_kept(const __grid_constan
 }
 
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_given), kSharedSort * 8},
-                                {reinterpret_cast<const void*>(&pick_kept), kSharedSort * 8},
+                                {reinterpret_cast<const void*>(&pick_kept<false>), kSharedSort * 8},
+                                {reinterpret_cast<const void*>(&pick_kept<true>), kSharedSort * 8},
                                 {reinterpret_cast<const void*>(&pick_part<true>), 0},
                                 {reinterpret_cast<const void*>(&pick_part<false>), 0}};
 
 }  // namespace
 
-KernelList pick_kernels() { return {kEntries, 4}; }
+KernelList pick_kernels() { return {kEntries, 5}; }
 
 void pick(const PickParams& params, const Group& group, const Launch& launch) {
   const bool by_score = params.has_entries && params.emission.out.order == Order::score;
   const bool in_room = by_score && params.room.sort != nullptr;
-  Job job{params, group, static_cast<int>(group.first_key / std::max(group.chunk, 1u) % 2), in_room};
-  const size_t shared = by_score && !in_room
-                            ? size_t{8} * power_of_two(static_cast<uint32_t>(std::max<int64_t>(params.room.list_length, 1)))
-                            : 0;
+  const bool kept = params.room.scores != nullptr;
+  const bool flat = !kept && params.scores.dtype == DType::f32 && params.mask.data == nullptr &&
+                    params.room.ids == nullptr && !present(params.admit.candidates);
+  const int64_t parts = params.has_entries && (kept || flat) ? params.room.parts : 1;
+  const Job job{params, group, static_cast<int>(group.first_key / std::max(group.chunk, 1u) % 2), in_room, parts};
+  const size_t shared =
+      by_score && !in_room
+          ? size_t{8} * power_of_two(static_cast<uint32_t>(std::max<int64_t>(params.room.list_length, 1)))
+          : 0;
   const int64_t rows = in_room ? std::min(group.count, params.room.sort_blocks) : group.count;
-  const uint32_t blocks = launch.blocks(rows, 2);
-  const uint32_t part_blocks = launch.blocks(group.count * params.room.parts, 2);
-  const bool kept = params.room.scores != nullptr, parts = params.has_entries && params.room.parts > 1;
-  if (parts && kept) pick_part<false><<<part_blocks, kSelectThreads, 0, launch.stream()>>>(job);
-  if (parts && !kept) pick_part<true><<<part_blocks, kSelectThreads, 0, launch.stream()>>>(job);
+  const uint32_t blocks = launch.blocks(rows, 2), part_blocks = launch.blocks(group.count * parts, 2);
+  if (parts > 1 && kept) pick_part<false><<<part_blocks, kSelectThreads, 0, launch.stream()>>>(job);
+  if (parts > 1 && flat) pick_part<true><<<part_blocks, kSelectThreads, 0, launch.stream()>>>(job);
   if (kept) {
-    pick_kept<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
+    pick_kept<false><<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
+  } else if (flat) {
+    pick_kept<true><<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
   } else {
     pick_given<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);
   }

@@ -73,8 +73,9 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&quantize_queries), static_cast<int>(kMaxProducerDim) * 4},
-                                {reinterpret_cast<const void*>(&quantize_keys), static_cast<int>(kMaxProducerDim) * 4}};
+const KernelEntry kEntries[] = {
+    {reinterpret_cast<const void*>(&quantize_queries), static_cast<int>(kMaxProducerDim) * 4},
+    {reinterpret_cast<const void*>(&quantize_keys), static_cast<int>(kMaxProducerDim) * 4}};
 
 }  // namespace
 
@@ -91,7 +92,8 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   r.rule.roped_bf16 = r.rule.roped_bf16 && a.format == KeyFormat::fp8;
   r.head_dim = static_cast<int32_t>(dim);
   const int warps = warps_for(dim);
-  quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(job);
+  quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(
+      job);
   TOPKEY_CUDA_LAUNCHED("quantize_q");
 }
 
@@ -101,7 +103,8 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
   const Launch launch("quantize_k", exec);
   KeyJob job{a, {}, 1, exec.stats};
   Recipe& r = job.recipe;
-  r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim), r.input = a.k.dtype;
+  r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
+  r.input = a.k.dtype;
   r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.out.format;
   r.head_dim = static_cast<int32_t>(dim);
   if (a.out.format == KeyFormat::f32) job.element_bytes = 4;

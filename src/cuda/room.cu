@@ -36,7 +36,9 @@ bool keeps_scores(Op op) { return op == Op::mqa_topk || op == Op::paged_mqa_topk
 bool has_windows(Op op) { return op != Op::merge_topk; }
 
 /// Most rows whose lists of `length` may be carried at a time.
-int64_t rows_with_lists(int64_t length) { return std::clamp<int64_t>(kListEntries / std::max<int64_t>(length, 1), 1, kChunkedRows); }
+int64_t rows_with_lists(int64_t length) {
+  return std::clamp<int64_t>(kListEntries / std::max<int64_t>(length, 1), 1, kChunkedRows);
+}
 
 }  // namespace
 
@@ -69,7 +71,8 @@ Room make_room(Op op, const Shape& shape, void* workspace) {
   if (r.id_stride > 0) {
     r.ids = arena.take<int32_t>(std::min(std::min(rows, kGroupRows) * r.id_stride, std::max(kIdEntries, r.id_stride)));
   }
-  if (keeps_scores(op)) r.scores = reinterpret_cast<float*>(arena.take<uint32_t>(std::min(rows * width, kScoreEntries)));
+  if (keeps_scores(op))
+    r.scores = reinterpret_cast<float*>(arena.take<uint32_t>(std::min(rows * width, kScoreEntries)));
   if (chunked) {
     const auto list = [&](int64_t length) {
       const int64_t entries = std::min(std::min(rows, kChunkedRows) * length, std::max(kListEntries, length));
@@ -84,7 +87,8 @@ Room make_room(Op op, const Shape& shape, void* workspace) {
   const int64_t parts = (keys + kPartKeys - 1) / kPartKeys, part_entries = rows * parts * wanted;
   const bool selects = keeps_scores(op) || op == Op::topk;
   r.parts = 1;
-  if (selects && parts > 1 && !chunked && rows * parts <= kPartBlocks && part_entries <= kPartEntries && wanted * 4 <= kPartKeys)
+  if (selects && parts > 1 && !chunked && rows * parts <= kPartBlocks && part_entries <= kPartEntries &&
+      wanted * 4 <= kPartKeys)
     r.parts = parts;
   if (selects && parts > 1) {
     const int64_t entries = std::min(part_entries, kPartEntries);

@@ -14,7 +14,8 @@ constexpr int kThreads = 256;
 
 __global__ __launch_bounds__(kThreads) void expand(const __grid_constant__ ExpandRows a, uint64_t* stats) {
   const int64_t ratio = a.ratio > 1 ? a.ratio : 1;
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < a.capacity; row += int64_t{gridDim.x} * kThreads) {
+  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < a.capacity;
+       row += int64_t{gridDim.x} * kThreads) {
     int64_t length = 0, position = -1, slot = -1;
     const int64_t request = request_in(a.query_start, row);
     if (request >= 0) {
@@ -61,7 +62,8 @@ __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ To
       valid += total;
     }
     __syncthreads();
-    for (int64_t i = valid + threadIdx.x; a.compact && i < width; i += kThreads) *element<int32_t>(a.slots, row, i) = -1;
+    for (int64_t i = valid + threadIdx.x; a.compact && i < width; i += kThreads)
+      *element<int32_t>(a.slots, row, i) = -1;
     if (a.counts.data != nullptr && threadIdx.x == 0) *element<int32_t>(a.counts, row) = static_cast<int32_t>(valid);
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(stats, kRows, static_cast<uint64_t>(a.indices.shape[0]));

@@ -4,15 +4,15 @@
 // Plain FMA (arithmetic f32) is in score_f32.cu. Search and logits run these same kernels.
 #include "cuda/check.h"
 #include "cuda/device/dot_portable.cuh"
-#include "cuda/device/score_job.cuh"
 #include "cuda/device/select.cuh"
 #include "cuda/score.h"
+#include "cuda/score_job.cuh"
 #include "cuda/stages.h"
 
 namespace topkey::cuda {
 namespace {
 
-/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it.
+/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it, at any address.
 enum class Fit { exact, steps, ragged };
 
 /// Pieces before each tile of rows, and in all; one thread block.
@@ -24,8 +24,10 @@ __global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant
     const int64_t t = base + threadIdx.x, first = t * job.tile_rows;
     uint32_t own = 0;
     if (t < tiles) {
-      const int rows = static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - first)));
-      own = span_of(job.p.facts + first, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece).pieces;
+      const int rows =
+          static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - first)));
+      own = span_of(job.p.facts + first, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece)
+                .pieces;
     }
     uint32_t total = 0;
     const uint32_t at = block_scan(own, warps, &total);
@@ -42,7 +44,8 @@ __device__ __forceinline__ int pairs_of(const ScoreJob& job) { return (steps_of(
 /// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights. A warp
 /// takes an operand block (eight heads, 32 elements of d) at a time.
 template <class Codes>
-__device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q, float* weights) {
+__device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q,
+                             float* weights) {
   const Tensor &values = job.p.q.values, &w = job.p.q.weights;
   const int pairs = pairs_of(job), tiles = last - first, block = job.head_block, dim = job.p.keys.head_dim;
   const int lane = threadIdx.x % 32;
@@ -100,7 +103,8 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   const bool blocked = job.head_block < job.head_tiles;  // queries come in parts: all warps must walk along
   if (!blocked && !__any_sync(~0u, key.inside)) return;
   float kscale = 1.0f;
-  if (Codes::kOuterScale && key.bytes.values != nullptr) kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
+  if (Codes::kOuterScale && key.bytes.values != nullptr)
+    kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
   const uint8_t* rows[2 * kTiles];
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
@@ -108,7 +112,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
         __shfl_sync(~0u, reinterpret_cast<unsigned long long>(key.bytes.values), (lane & ~3) + i));
   }
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = load_keys<Codes, kFit == Fit::ragged>(tile, rows, job.p.keys.head_dim, job.p.keys.words);
+  const uint32_t bad = load_keys<Codes, kFit == Fit::ragged>(tile, rows, job.p.keys.head_dim);
   for (int r = piece.first; r < piece.last; ++r) {
     const RowFact& f = room.facts[r];
     const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
@@ -123,7 +127,8 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
       }
       const int at = blocked ? 0 : r * job.head_block;
       if (wanted && f.scored)
-        add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads, steps, sums);
+        add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads,
+                                                    steps, sums);
     }
     if (!wanted) continue;
     float sum = 0.0f;
@@ -150,7 +155,8 @@ __global__ __launch_bounds__(128, 3) void score_mma(const __grid_constant__ Scor
   for (; share.next < share.end; ++share.next) {
     while (job.p.work[share.tile + 1] <= share.next) ++share.tile;
     const int64_t tile_row = int64_t{share.tile} * job.tile_rows;
-    const int rows = static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - tile_row)));
+    const int rows = static_cast<int>(
+        min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - tile_row)));
     if (entered != share.tile) {
       __syncthreads();  // the tile before is done with its queries
       enter_tile(job, share.tile, rows, room);
@@ -175,16 +181,17 @@ struct Choice {
   int tiles;
 };
 template <class Codes>
-Choice choose(int dim) {
+Choice choose(int dim, bool words) {
+  if (dim % 16 != 0 || !words) return {score_mma<Codes, Fit::ragged, 1, 16>, 1};
   if (dim == 64) return {score_mma<Codes, Fit::exact, 2, 4>, 2};
   if (dim == 128) return {score_mma<Codes, Fit::exact, 2, 8>, 2};
-  if (dim % 16 == 0) return {score_mma<Codes, Fit::steps, 1, 16>, 1};
-  return {score_mma<Codes, Fit::ragged, 1, 16>, 1};
+  return {score_mma<Codes, Fit::steps, 1, 16>, 1};
 }
 
-#define TOPKEY_ENTRY(...) {reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048}
-#define TOPKEY_ENTRIES(Codes)                                                                      \
-  TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8),                    \
+#define TOPKEY_ENTRY(...) \
+  { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048 }
+#define TOPKEY_ENTRIES(Codes)                                                   \
+  TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), \
       TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRIES(Fp8Codes),
@@ -224,9 +231,9 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   Choice choice{};
   if (mma) {
     fit_queries(job, steps);
-    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(params.keys.head_dim)
-             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(params.keys.head_dim)
-                                                     : choose<F16Codes>(params.keys.head_dim);
+    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(params.keys.head_dim, params.keys.words)
+             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(params.keys.head_dim, params.keys.words)
+                                                     : choose<F16Codes>(params.keys.head_dim, params.keys.words);
     job.piece = static_cast<uint32_t>(64 * choice.tiles);
   }
   job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));

@@ -2,7 +2,7 @@
 //
 // Which arithmetic a pairing has here, and the kernel of the plain one.
 #pragma once
-#include "cuda/device/score_job.cuh"
+#include "cuda/score_job.cuh"
 
 namespace topkey::cuda {
 

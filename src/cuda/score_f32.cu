@@ -69,9 +69,9 @@ __global__ __launch_bounds__(128) void score_plain(const __grid_constant__ Score
 }
 
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&score_plain<KeyFormat::f32>), 0},
-                                    {reinterpret_cast<const void*>(&score_plain<KeyFormat::bf16>), 0},
-                                    {reinterpret_cast<const void*>(&score_plain<KeyFormat::f16>), 0},
-                                    {reinterpret_cast<const void*>(&score_plain<KeyFormat::q8_0>), 0}};
+                                {reinterpret_cast<const void*>(&score_plain<KeyFormat::bf16>), 0},
+                                {reinterpret_cast<const void*>(&score_plain<KeyFormat::f16>), 0},
+                                {reinterpret_cast<const void*>(&score_plain<KeyFormat::q8_0>), 0}};
 
 }  // namespace
 

@@ -48,7 +48,8 @@ int64_t most_keys(const Shape& shape, const Admit& admit) {
   return std::min(shape.keys, shape.candidates * int64_t{admit.candidate_block_size});
 }
 
-LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& admit, const Room& room, const Exec& exec) {
+LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& admit, const Room& room,
+                       const Exec& exec) {
   LookParams p{};
   p.keys = keys, p.rows = rows, p.admit = admit, p.width = keys.count;
   p.has_candidates = present(admit.candidates);
@@ -65,10 +66,17 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
   const Room room = make_room(op, shape, exec.workspace);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
-  const ScoreParams scoring{keys,     a.q,           {room.scores, {}, a.admit.mask, 0, 0},
-                            room.facts, room.ids,    room.id_stride,
-                            static_cast<uint32_t>(a.admit.candidate_block_size), room.work, exec.stats,
-                            a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr, a.rows.next_n};
+  const ScoreParams scoring{keys,
+                            a.q,
+                            {room.scores, {}, a.admit.mask, 0, 0},
+                            room.facts,
+                            room.ids,
+                            room.id_stride,
+                            static_cast<uint32_t>(a.admit.candidate_block_size),
+                            room.work,
+                            exec.stats,
+                            a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
+                            a.rows.next_n};
   PickParams picking{};
   picking.emission = {a.out, a.topk, shard, absolute_slots, exec.stats};
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
@@ -82,9 +90,7 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
 
 }  // namespace
 
-void mqa_topk(const MqaTopk& a, const Exec& exec) {
-  search(Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec);
-}
+void mqa_topk(const MqaTopk& a, const Exec& exec) { search(Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec); }
 
 void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
   search(Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);

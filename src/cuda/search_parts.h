@@ -22,9 +22,9 @@ struct LookParams {
   Admit admit;
   Tensor row_topk;
   int32_t topk;
-  int64_t width;       ///< columns that a matrix of scores has; else keys.count
+  int64_t width;  ///< columns that a matrix of scores has; else keys.count
   bool has_candidates;
-  bool needs_scores;   ///< scored even where all live keys are wanted
+  bool needs_scores;  ///< scored even where all live keys are wanted
   RowFact* facts;
   int32_t* ids;
   int64_t id_stride;

@@ -27,8 +27,8 @@ KernelList quantize_kernels();
 KernelList cache_kernels();
 
 inline std::array<KernelList, 9> kernel_lists() {
-  return {look_kernels(),   score_kernels(), score_f32_kernels(), pick_kernels(),     merge_kernels(),
-          logits_kernels(), rows_kernels(),  quantize_kernels(), cache_kernels()};
+  return {look_kernels(),   score_kernels(), score_f32_kernels(), pick_kernels(), merge_kernels(),
+          logits_kernels(), rows_kernels(),  quantize_kernels(),  cache_kernels()};
 }
 
 }  // namespace topkey::cuda

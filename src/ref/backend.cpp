@@ -27,9 +27,10 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 }  // namespace
 
 constinit const Backend kBackend = {
-    "ref",      Device::cpu,      true,        unusable,      detail,     why_not,        arithmetic, kStrategies,
-    numerics,   workspace_bytes, nullptr, nullptr, expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
-    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
+    "ref",      Device::cpu,     true,       unusable,         detail,      why_not,       arithmetic, kStrategies,
+    numerics,   workspace_bytes, nullptr,    nullptr,          expand_rows, to_slots,      quantize_q, quantize_k,
+    store_k,    gather_k,        mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk,
+    merge_topk,
 };
 
 }  // namespace topkey::ref

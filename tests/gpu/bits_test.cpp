@@ -25,8 +25,9 @@ TEST_P(Bits, PlainArithmeticEqualsTheCpus) {
     KeyFormat format;
     DType q;
     int32_t dim;
-  } pairings[] = {{KeyFormat::f32, DType::f32, 40},  {KeyFormat::f32, DType::bf16, 7}, {KeyFormat::bf16, DType::f32, 64},
-                  {KeyFormat::f16, DType::bf16, 48}, {KeyFormat::bf16, DType::f16, 33}, {KeyFormat::q8_0, DType::f32, 96},
+  } pairings[] = {{KeyFormat::f32, DType::f32, 40},  {KeyFormat::f32, DType::bf16, 7},
+                  {KeyFormat::bf16, DType::f32, 64}, {KeyFormat::f16, DType::bf16, 48},
+                  {KeyFormat::bf16, DType::f16, 33}, {KeyFormat::q8_0, DType::f32, 96},
                   {KeyFormat::q8_0, DType::f16, 64}};
   for (const auto& pairing : pairings) {
     for (const bool paged : {false, true}) {
@@ -100,15 +101,15 @@ TEST_P(Bits, WorkspaceStaysUnder64MiB) {
       a.keys.block_table = tensor(nullptr, DType::i32, {rows, keys / 64 + 1});
       a.rows.count = rows, a.rows.end = tensor(nullptr, DType::i32, {rows}), a.topk = 8192;
       a.admit.candidates = tensor(nullptr, DType::i32, {rows, 2048}), a.admit.candidate_block_size = 8;
-      a.out.indices = tensor(nullptr, DType::i32, {rows, 8192}), a.out.blocks = tensor(nullptr, DType::i32, {rows, 2048});
+      a.out.indices = tensor(nullptr, DType::i32, {rows, 8192}),
+      a.out.blocks = tensor(nullptr, DType::i32, {rows, 2048});
       a.out.block_size = 8;
       EXPECT_LE(paged_mqa_topk_workspace_bytes(a, on(GetParam())), size_t{64} << 20) << rows << " " << keys;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Bits, ::testing::ValuesIn(gpu_backends()),
-                         backend_label);
+INSTANTIATE_TEST_SUITE_P(Backends, Bits, ::testing::ValuesIn(gpu_backends()), backend_label);
 
 }  // namespace
 }  // namespace topkey::testing

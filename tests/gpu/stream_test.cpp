@@ -181,8 +181,7 @@ TEST_P(OnStream, StrictAndUnknownDevicesAreRefused) {
   EXPECT_EQ(thrown_by([&] { paged_mqa_topk(s.args, exec); }).status, Status::invalid_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, OnStream, ::testing::ValuesIn(gpu_backends()),
-                         backend_label);
+INSTANTIATE_TEST_SUITE_P(Backends, OnStream, ::testing::ValuesIn(gpu_backends()), backend_label);
 
 }  // namespace
 }  // namespace topkey::testing

@@ -31,13 +31,13 @@ struct Fp8Codes {
     return {mul_bf16x2(((low >> 4) & 0x07F007F0u) | (low & 0x80008000u), kTwoTo120),
             mul_bf16x2(((high >> 4) & 0x07F007F0u) | (high & 0x80008000u), kTwoTo120)};
   }
-  __device__ static bool has_nan(uint32_t word) {
-    return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0;
-  }
-  __device__ static Four load(const uint8_t* row, int d, bool words, bool& nan) {
-    const uint32_t word = load_word(row + d, words);
-    nan |= has_nan(word);
-    return convert(word);
+  __device__ static bool has_nan(uint32_t word) { return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0; }
+  /// What four elements are in memory, 4-byte aligned; and what that is as an operand. Apart, so that many reads are
+  /// under way before the first is looked at.
+  __device__ static Four read(const uint8_t* row, int d) { return {*reinterpret_cast<const uint32_t*>(row + d), 0}; }
+  __device__ static Four operand(Four f, bool& nan) {
+    nan |= has_nan(f.low);
+    return convert(f.low);
   }
   /// The same where the row may end within the four: `left` elements from d on.
   __device__ static Four load_part(const uint8_t* row, int d, int left, bool& nan) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ Four query_operand(const uint8_t* row, int d, int lef
   bool nan = false;
   const uint8_t* at = row + Codes::kBytes * d;
   const bool words = left >= 4 && reinterpret_cast<uint64_t>(at) % 4 == 0;
-  Four f = words ? Codes::load(row, d, true, nan) : Codes::load_part(row, d, left, nan);
+  const Four f = words ? Codes::operand(Codes::read(row, d), nan) : Codes::load_part(row, d, left, nan);
   if (!nan) return f;
   uint32_t h[4];
   for (int i = 0; i < 4; ++i) {
@@ -69,9 +69,11 @@ template <bool kF16>
 struct PlainCodes {
   static constexpr bool kHalf = kF16, kOuterScale = false;
   static constexpr int kBytes = 2;
-  __device__ static Four load(const uint8_t* row, int d, bool words, bool&) {
-    return {load_word(row + 2 * d, words), load_word(row + 2 * d + 4, words)};
+  __device__ static Four read(const uint8_t* row, int d) {
+    const uint32_t* at = reinterpret_cast<const uint32_t*>(row + 2 * d);
+    return {at[0], at[1]};
   }
+  __device__ static Four operand(Four f, bool&) { return f; }
   __device__ static Four load_part(const uint8_t* row, int d, int left, bool&) {
     uint32_t h[2] = {0, 0};
     for (int i = 0; i < 2 * left && i < 8; ++i) h[i / 4] |= static_cast<uint32_t>(row[2 * d + i]) << (8 * (i % 4));

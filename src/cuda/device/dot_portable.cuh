@@ -15,34 +15,37 @@ struct KeyTile {
   uint32_t a[kTiles][kSteps][4];
 };
 
-/// Reads this lane's part of kTiles x 16 keys; kRagged: D may be no multiple of 16. rows: addresses of keys g, g + 8 (and g + 16, g + 24), null = no key there.
-/// Returns a bit for each of these keys: one of its codes is NaN.
+/// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24), null = no key there.
+/// kRagged: D may be no multiple of 16, rows need not be aligned. Returns a bit for each of these keys: one of its codes
+/// is NaN.
 template <class Codes, bool kRagged, int kTiles, int kSteps>
 __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, const uint8_t* const (&rows)[2 * kTiles],
-                                              int dim, bool words) {
+                                              int dim) {
   const int c = threadIdx.x & 3;
-  uint32_t bad = 0;
+  bool nans[2 * kTiles] = {};
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
+  for (int i = 0; i < 2 * kTiles; ++i) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* row = rows[2 * t + half];
-      bool nan = false;
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        Four f{0, 0};
-        const int d = s * 16 + 4 * c;
-        if (row != nullptr && d < dim)
-          f = kRagged ? Codes::load_part(row, d, dim - d, nan) : Codes::load(row, d, words, nan);
-        tile.a[t][s][half] = f.low;
-        tile.a[t][s][2 + half] = f.high;
-      }
-      bad |= nan ? 1u << (2 * t + half) : 0u;
+    for (int s = 0; s < kSteps; ++s) {
+      const int d = s * 16 + 4 * c;
+      Four f{0, 0};
+      if (rows[i] != nullptr && d < dim)
+        f = kRagged ? Codes::load_part(rows[i], d, dim - d, nans[i]) : Codes::read(rows[i], d);
+      tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
     }
   }
+  uint32_t bad = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+#pragma unroll
+    for (int s = 0; s < kSteps && !kRagged; ++s) {
+      const Four f = Codes::operand({tile.a[i / 2][s][i % 2], tile.a[i / 2][s][2 + i % 2]}, nans[i]);
+      tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
+    }
+    bad |= nans[i] ? 1u << i : 0u;
+  }
   bad |= __shfl_xor_sync(~0u, bad, 1);
-  bad |= __shfl_xor_sync(~0u, bad, 2);
-  return bad;
+  return bad | __shfl_xor_sync(~0u, bad, 2);
 }
 
 /// Dots of the eight heads of one operand block with all keys of the tile. kExact: D is 16 * kSteps, nothing is asked.

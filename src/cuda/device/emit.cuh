@@ -9,8 +9,8 @@ namespace topkey::cuda {
 
 struct Emission {
   Selection out;
-  int32_t topk;  ///< columns to write
-  Shard shard;   ///< positions become global under it
+  int32_t topk;         ///< columns to write
+  Shard shard;          ///< positions become global under it
   bool absolute_slots;  ///< slot_map translates the position, else position - start
   uint64_t* stats;
 };
@@ -48,8 +48,7 @@ struct RowWriter {
       if (out.slots.data != nullptr) *element<int32_t>(out.slots, row, j) = slot;
       if (out.scores.data != nullptr) *element<float>(out.scores, row, j) = __uint_as_float(0xFF800000u);
     }
-    if (out.counts.data != nullptr && threadIdx.x == 0)
-      *element<int32_t>(out.counts, row) = static_cast<int32_t>(used);
+    if (out.counts.data != nullptr && threadIdx.x == 0) *element<int32_t>(out.counts, row) = static_cast<int32_t>(used);
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // What the selection selects from, each as numbers of the order by index, indices ascending with position: given scores,
-// a search's kept scores behind the winners of the chunks before, and the candidate blocks of either.
+// a search's kept scores behind the winners of the chunks before, winners of parts, and the candidate blocks of any.
 #pragma once
 #include "cuda/device/facts.cuh"
 #include "cuda/device/lists.cuh"
@@ -28,13 +28,10 @@ struct GivenScores {
   RowKeys keys;
   Tensor scores, mask;
   int64_t row;
-  const float* flat;  ///< of index 0, where all of the row's f32 scores lie there in order and nothing is masked; else null
 
-  __device__ uint32_t listed() const { return 0; }
   __device__ int64_t position(uint32_t i) const { return keys.position(i); }
   __device__ bool live(int64_t at, float* addend) const { return !masked(mask, row, at, addend); }
   __device__ float score(uint32_t i) const {
-    if (flat != nullptr) return canonical(flat[i]);
     float addend;
     const int64_t at = position(i);
     live(at, &addend);
@@ -43,23 +40,25 @@ struct GivenScores {
   }
   __device__ uint32_t raw(uint32_t i) const {
     float addend;
-    if (flat != nullptr) return __float_as_uint(canonical(flat[i]));
     return live(position(i), &addend) ? __float_as_uint(score(i)) : kNotLiveScore;
   }
 };
 
-/// A chunk of a search's scores behind the winners so far.
+/// Scores that lie in order, behind the winners so far: a chunk of a search's, or a row of given ones.
 struct KeptScores {
   RowKeys keys;
   const float* scores;
   const uint32_t* list_values;
   const int32_t* list_positions;
   uint32_t list;
+  bool given;  ///< not canonical yet, and all live
 
-  __device__ uint32_t listed() const { return list; }
   __device__ int64_t position(uint32_t i) const { return i < list ? list_positions[i] : keys.position(i - list); }
   __device__ uint32_t raw(uint32_t i) const {
-    return i < list ? list_values[i] : __float_as_uint(scores[i - list]);
+    // One read, no branch: many of them are under way at a time.
+    const uint32_t* at = i < list ? list_values + i : reinterpret_cast<const uint32_t*>(scores) + (i - list);
+    const uint32_t bits = *at;
+    return given ? __float_as_uint(canonical(__uint_as_float(bits))) : bits;
   }
   __device__ float score(uint32_t i) const { return __uint_as_float(raw(i)); }
 };
@@ -72,20 +71,24 @@ struct PartScores {
   const PartState* states;
   uint32_t length;
 
-  __device__ uint32_t listed() const { return 0; }
   __device__ int64_t position(uint32_t i) const { return positions[i]; }
-  __device__ uint32_t raw(uint32_t i) const { return i % length < states[i / length].entries ? values[i] : kNotLiveScore; }
+  __device__ uint32_t raw(uint32_t i) const {
+    const uint32_t part = i / length, value = values[i];
+    return i - part * length < states[part].entries ? value : kNotLiveScore;
+  }
   __device__ float score(uint32_t i) const { return __uint_as_float(raw(i)); }
 };
 
 /// Keys of any of them as entries of the selection.
 template <class Scores>
 struct Entries {
-  static constexpr int kBatch = 8;
+  static constexpr int kBatch = 8, kEach = 16;
+  static constexpr uint32_t kNothing = kNotLiveScore;
   Scores s;
 
-  __device__ uint32_t key(uint32_t i) const {
-    const uint32_t raw = s.raw(i);
+  __device__ uint32_t raw(uint32_t i) const { return s.raw(i); }
+  __device__ uint32_t key(uint32_t i) const { return key_of_raw(raw(i), i); }
+  __device__ uint32_t key_of_raw(uint32_t raw, uint32_t i) const {
     if (raw == kNotLiveScore) return kNotLive;
     if (s.keys.forces() && s.keys.forced(s.position(i))) return kForcedKey;
     return key_of(__uint_as_float(raw));
@@ -96,16 +99,17 @@ struct Entries {
 /// before ended in, then one for each key of this chunk (only the first of its block counts), then the newest block.
 template <class Scores>
 struct Blocks {
-  static constexpr int kBatch = 1;
-  Scores s;            ///< of this chunk alone
-  uint32_t n;          ///< keys of it
+  static constexpr int kBatch = 1, kEach = 1;
+  static constexpr uint32_t kNothing = kNotLive;
+  Scores s;    ///< of this chunk alone
+  uint32_t n;  ///< keys of it
   uint32_t block_size;
   const uint32_t* list_values;
   const int32_t* list_ids;
   uint32_t list;
   int32_t open_block;  ///< -1 = none
   uint32_t open_key;
-  bool last;           ///< the row ends with this chunk
+  bool last;  ///< the row ends with this chunk
 
   __device__ int32_t block(uint32_t i) const {
     return static_cast<int32_t>(static_cast<uint32_t>(s.position(i) - s.keys.f->start) / block_size);
@@ -119,6 +123,8 @@ struct Blocks {
     return raw == kNotLiveScore ? kNotLive : key_of(__uint_as_float(raw));
   }
   __device__ uint32_t size() const { return list + 1 + n + 1; }
+  __device__ uint32_t raw(uint32_t i) const { return key(i); }
+  __device__ uint32_t key_of_raw(uint32_t raw, uint32_t) const { return raw; }
   __device__ int32_t id(uint32_t i) const {
     if (i < list) return list_ids[i];
     if (i == list) return open_block;

@@ -10,13 +10,13 @@
 namespace topkey::cuda {
 
 struct RowFact {
-  int64_t start, end;  ///< window
+  int64_t start, end;          ///< window
   int32_t request, table_row;  ///< table_row < 0: no key of the row can be found
-  int32_t low, high;  ///< reachable positions
-  uint32_t n;         ///< keys looked at
-  uint32_t live;      ///< those of them that are admitted and readable
-  uint32_t blocks;    ///< candidate blocks kept
-  uint32_t lead;      ///< keys of the first kept block that are not reachable
+  int32_t low, high;           ///< reachable positions
+  uint32_t n;                  ///< keys looked at
+  uint32_t live;               ///< those of them that are admitted and readable
+  uint32_t blocks;             ///< candidate blocks kept
+  uint32_t lead;               ///< keys of the first kept block that are not reachable
   uint32_t topk;
   int32_t scored;  ///< 0: all live keys are wanted and no score is
 };

@@ -33,8 +33,8 @@ __device__ inline int32_t table_row_of(const KeySource& k, int64_t row, int64_t 
 }
 /// Page of a position inside [0, count), or -1.
 __device__ __forceinline__ int64_t page_of(const KeySource& k, int32_t table_row, int64_t position) {
-  const int64_t page = *element<int32_t>(k.block_table, table_row,
-                                         static_cast<uint32_t>(position) / static_cast<uint32_t>(k.page_size));
+  const int64_t page =
+      *element<int32_t>(k.block_table, table_row, static_cast<uint32_t>(position) / static_cast<uint32_t>(k.page_size));
   return page < 0 || page >= k.num_pages ? -1 : page;
 }
 __device__ __forceinline__ KeyBytes find_key(const KeySource& k, int32_t table_row, int64_t position) {

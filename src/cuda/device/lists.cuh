@@ -14,10 +14,10 @@ struct WinnerList {
 };
 
 struct RowState {
-  uint32_t entries, blocks;   ///< in the lists
-  uint32_t dropped;           ///< key of the order of the best winner's equal that was left out so far; 0 = none
-  int32_t open_block;         ///< block that the last chunk ended in, -1 = none
-  uint32_t open_key;          ///< its best key so far
+  uint32_t entries, blocks;  ///< in the lists
+  uint32_t dropped;          ///< key of the order of the best winner's equal that was left out so far; 0 = none
+  int32_t open_block;        ///< block that the last chunk ended in, -1 = none
+  uint32_t open_key;         ///< its best key so far
 };
 
 /// What a part of a long row left: winners in its list, and dropped as above.

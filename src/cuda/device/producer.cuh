@@ -10,11 +10,11 @@ namespace topkey::cuda {
 
 /// What one named rule does (docs/formats.md).
 struct RuleFacts {
-  bool roped_bf16, whole_bf16;  ///< rounded to bf16 before amax
-  float floor;                  ///< of amax
-  bool by_reciprocal;           ///< s = a * f32(1/448), else a / 448
+  bool roped_bf16, whole_bf16;                      ///< rounded to bf16 before amax
+  float floor;                                      ///< of amax
+  bool by_reciprocal;                               ///< s = a * f32(1/448), else a / 448
   enum Code { divide, exponent, reciprocal } code;  ///< x / s; x * 2^-e; x * (1 / s)
-  bool joined_scales;           ///< weights: (w * s) * (softmax * head), else ((w * s) * softmax) * head
+  bool joined_scales;  ///< weights: (w * s) * (softmax * head), else ((w * s) * softmax) * head
 };
 struct Recipe {
   Norm norm;

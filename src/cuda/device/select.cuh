@@ -3,14 +3,15 @@
 // Exact selection by one thread block over n keys of any source, in passes that only read: histograms of the order
 // (order.cuh) digit by digit until the k-th key is known, then one pass that hands out the winners in index order. No
 // buffer depends on the data, so none can overflow; ties at the cut go to the lowest indices.
+// A source has raw(i), what must be read of index i; key_of_raw(raw, i), its number of the order; kNothing, a raw value
+// that is no key; and how many keys a thread reads at a time: kBatch to count, kEach in a row to hand out.
 #pragma once
 #include "cuda/device/order.cuh"
 
 namespace topkey::cuda {
 
 constexpr int kSelectThreads = 1024;
-constexpr int kBins = 2048;       ///< 11 bits a digit: 11 + 11 + 10
-constexpr int kEach = 16;         ///< keys a thread takes at a time when winners are handed out
+constexpr int kBins = 2048;  ///< 11 bits a digit: 11 + 11 + 10
 struct SelectRoom {
   uint32_t bins[kBins];
   uint32_t warps[kSelectThreads / 32];
@@ -70,14 +71,14 @@ __device__ void count_digit(const Source& source, uint32_t n, const DigitCounter
   __syncthreads();
   constexpr int kBatch = Source::kBatch;  // keys that a thread reads before it looks at the first of them
   for (uint64_t base = threadIdx.x; base < n; base += kSelectThreads * kBatch) {
-    uint32_t keys[kBatch];
+    uint32_t raws[kBatch];
 #pragma unroll
     for (int e = 0; e < kBatch; ++e) {
       const uint64_t i = base + e * kSelectThreads;
-      keys[e] = i < n ? source.key(static_cast<uint32_t>(i)) : kNotLive;
+      raws[e] = i < n ? source.raw(static_cast<uint32_t>(i)) : Source::kNothing;
     }
 #pragma unroll
-    for (int e = 0; e < kBatch; ++e) add(keys[e]);
+    for (int e = 0; e < kBatch; ++e) add(source.key_of_raw(raws[e], static_cast<uint32_t>(base + e * kSelectThreads)));
   }
   __syncthreads();
 }
@@ -134,13 +135,18 @@ __device__ Cut find_cut(const Source& source, uint32_t n, uint32_t k, SelectRoom
 /// emit(j, i) for each winner, j its number in index order. All threads return together.
 template <class Source, class Emit>
 __device__ void hand_out(const Source& source, uint32_t n, const Cut& cut, SelectRoom& room, const Emit& emit) {
+  constexpr int kEach = Source::kEach;  // keys that a thread takes at a time
   uint32_t above = 0, equal = 0;
   for (uint64_t base = 0; base < n; base += kSelectThreads * kEach) {
     const uint64_t first = base + threadIdx.x * kEach;
     uint32_t wins = 0, ties = 0;  // a bit for each of this thread's keys
-#pragma unroll Source::kBatch
+    uint32_t raws[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e)
+      raws[e] = first + e < n ? source.raw(static_cast<uint32_t>(first + e)) : Source::kNothing;
+#pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const uint32_t key = first + e < n ? source.key(static_cast<uint32_t>(first + e)) : kNotLive;
+      const uint32_t key = source.key_of_raw(raws[e], static_cast<uint32_t>(first) + e);
       wins |= (key > cut.key ? 1u : 0u) << e;
       ties |= (key == cut.key && cut.need > 0 ? 1u : 0u) << e;
     }
