@@ -25,7 +25,6 @@ struct Job {
 /// Entries of one row as numbers of the order.
 struct Parts {
   static constexpr int kBatch = 4;
-  static constexpr uint32_t kNothing = kNotLive;
   const Job& job;
   int64_t row;
   uint32_t width;  ///< entries a part
@@ -41,7 +40,6 @@ struct Parts {
 /// Of them, those equal to a key: the lower the position, the larger the number.
 struct Equals {
   static constexpr int kBatch = 4;
-  static constexpr uint32_t kNothing = kNotLive;
   Parts parts;
   uint32_t equal;
 

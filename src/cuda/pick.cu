@@ -30,8 +30,8 @@ struct Shared {
 /// A row in this chunk.
 struct RowTask {
   int64_t row, group_row;
-  RowFact f;
-  uint32_t n;  ///< keys of this chunk
+  const RowFact* f;  ///< in memory: every thread would hold it in registers
+  uint32_t n;        ///< keys of this chunk
   bool last;
   RowState state;
 };
@@ -55,7 +55,7 @@ template <class Scores>
 __device__ void write_row(const Job& job, const RowTask& t, const Scores& scores, uint32_t n, const Cut& cut, Shared& s,
                           uint64_t* sort) {
   const Entries<Scores> entries{scores};
-  const RowWriter writer(job.p.emission, t.row, t.f.request, t.f.start);
+  const RowWriter writer(job.p.emission, t.row, t.f->request, t.f->start);
   if (threadIdx.x == 0) s.tied = cut.tied && cut.key != kForcedKey;
   __syncthreads();
   // An equal of a winner may have been left out before.
@@ -84,7 +84,7 @@ __device__ void write_row(const Job& job, const RowTask& t, const Scores& scores
     });
   }
   writer.fill(cut.count);
-  if (threadIdx.x == 0 && t.f.scored) count(job.p.emission.stats, kTiedCuts, s.tied);
+  if (threadIdx.x == 0 && t.f->scored) count(job.p.emission.stats, kTiedCuts, s.tied);
 }
 
 /// Where what is carried on goes: a list of winners, and what was dropped.
@@ -98,7 +98,7 @@ template <class Scores>
 __device__ void pick_entries(const Job& job, RowTask& t, const Scores& scores, uint32_t n, const Carry* carry,
                              Shared& s, uint64_t* sort) {
   const Entries<Scores> entries{scores};
-  const Cut cut = find_cut(entries, n, t.f.topk, s.select);
+  const Cut cut = find_cut(entries, n, t.f->topk, s.select);
   if (carry == nullptr) {
     write_row(job, t, scores, n, cut, s, sort);
     return;
@@ -125,7 +125,7 @@ __device__ void pick_blocks(const Job& job, RowTask& t, const Scores& chunk, Sha
                         t.state.open_block,
                         t.state.open_key,
                         t.last};
-  const bool empty = t.f.end <= t.f.start;  // no newest block
+  const bool empty = t.f->end <= t.f->start;  // no newest block
   Cut cut{};
   if (!empty) cut = find_cut(blocks, blocks.size(), wanted, s.select);
   if (t.last) {
@@ -156,9 +156,9 @@ __device__ void pick_blocks(const Job& job, RowTask& t, const Scores& chunk, Sha
 /// False where the row has no keys in this chunk and was answered before.
 __device__ bool find_task(const Job& job, int64_t r, RowTask& t) {
   t.group_row = r, t.row = job.group.first_row + r;
-  t.f = job.p.room.facts[r];
-  if (job.group.first_key > 0 && job.group.first_key >= t.f.n) return false;
-  const uint32_t rest = t.f.n - min(job.group.first_key, t.f.n);
+  t.f = job.p.room.facts + r;
+  if (job.group.first_key > 0 && job.group.first_key >= t.f->n) return false;
+  const uint32_t rest = t.f->n - min(job.group.first_key, t.f->n);
   t.n = min(rest, job.group.chunk);
   t.last = rest <= job.group.chunk;
   t.state = {0, 0, 0, -1, kNotLive};
@@ -211,8 +211,8 @@ __global__ __launch_bounds__(kSelectThreads) void pick_part(const __grid_constan
     const uint32_t n = min(static_cast<uint32_t>(kPartKeys), t.n - first);
     const int64_t list = at * room.part_lists.length;
     const Carry carry{room.part_lists.values + list, room.part_lists.positions + list};
-    const KeptScores scores = kGiven ? flat_of(job, t, &t.f, first) : kept_of(job, t, &t.f, first);
-    if (t.f.scored) count_nans(job, scores, n);
+    const KeptScores scores = kGiven ? flat_of(job, t, t.f, first) : kept_of(job, t, t.f, first);
+    if (t.f->scored) count_nans(job, scores, n);
     pick_entries(job, t, scores, n, &carry, s, nullptr);
     if (threadIdx.x == 0) room.part_states[at] = {t.state.entries, t.state.dropped};
     __syncthreads();
@@ -226,7 +226,7 @@ __device__ void join_parts(const Job& job, RowTask& t, Shared& s, uint64_t* sort
   const int64_t first = t.group_row * job.parts, length = room.part_lists.length;
   const PartState* states = room.part_states + first;
   for (uint32_t p = 0; p < parts; ++p) t.state.dropped = max(t.state.dropped, states[p].dropped);
-  const PartScores scores{keys_of(job, t, &t.f), room.part_lists.values + first * length,
+  const PartScores scores{keys_of(job, t, t.f), room.part_lists.values + first * length,
                           room.part_lists.positions + first * length, states, static_cast<uint32_t>(length)};
   pick_entries(job, t, scores, parts * static_cast<uint32_t>(length), nullptr, s, sort);
 }
@@ -237,8 +237,8 @@ __global__ __launch_bounds__(kSelectThreads) void pick_given(const __grid_consta
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     RowTask t;
     if (!find_task(job, r, t)) continue;
-    const GivenScores scores{keys_from(job, t, &t.f, 0), job.p.scores, job.p.mask, t.row};
-    if (t.f.scored) count_nans(job, scores, t.n);
+    const GivenScores scores{keys_from(job, t, t.f, 0), job.p.scores, job.p.mask, t.row};
+    if (t.f->scored) count_nans(job, scores, t.n);
     if (job.p.has_entries) pick_entries(job, t, scores, t.n, nullptr, s, sort);
     if (job.p.has_blocks) pick_blocks(job, t, scores, s);
     __syncthreads();
@@ -253,13 +253,13 @@ __global__ __launch_bounds__(kSelectThreads) void pick_kept(const __grid_constan
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     RowTask t;
     if (!find_task(job, r, t)) continue;
-    const KeptScores scores = kGiven ? flat_of(job, t, &t.f, 0) : kept_of(job, t, &t.f, 0);
+    const KeptScores scores = kGiven ? flat_of(job, t, t.f, 0) : kept_of(job, t, t.f, 0);
     if (job.p.has_entries && in_parts(job, t)) {
       join_parts(job, t, s, sort);
     } else if (!job.p.has_entries) {
-      if (t.f.scored) count_nans(job, scores, t.n);
+      if (t.f->scored) count_nans(job, scores, t.n);
     } else {
-      if (t.f.scored) count_nans(job, scores, t.n);
+      if (t.f->scored) count_nans(job, scores, t.n);
       const WinnerList &from = job.p.room.lists[job.turn], &to = job.p.room.lists[1 - job.turn];
       KeptScores all = scores;
       all.list_values = list_values(from, r), all.list_positions = list_ids(from, r), all.list = t.state.entries;

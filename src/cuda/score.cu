@@ -12,9 +12,6 @@
 namespace topkey::cuda {
 namespace {
 
-/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it, at any address.
-enum class Fit { exact, steps, ragged };
-
 /// Pieces before each tile of rows, and in all; one thread block.
 __global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant__ ScoreJob job) {
   __shared__ uint32_t warps[kSelectThreads / 32];
@@ -105,14 +102,16 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   float kscale = 1.0f;
   if (Codes::kOuterScale && key.bytes.values != nullptr)
     kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
+  // Where there is no key, the facts are read in its place: they are there, aligned and long enough with what follows.
+  const uint8_t* own = key.bytes.values != nullptr ? key.bytes.values : reinterpret_cast<const uint8_t*>(job.p.facts);
   const uint8_t* rows[2 * kTiles];
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
-    rows[i] = reinterpret_cast<const uint8_t*>(
-        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(key.bytes.values), (lane & ~3) + i));
+    rows[i] =
+        reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(own), (lane & ~3) + i));
   }
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = load_keys<Codes, kFit == Fit::ragged>(tile, rows, job.p.keys.head_dim);
+  const uint32_t bad = load_keys<Codes, kFit>(tile, rows, job.p.keys.head_dim);
   for (int r = piece.first; r < piece.last; ++r) {
     const RowFact& f = room.facts[r];
     const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;

@@ -76,21 +76,29 @@ __device__ __forceinline__ int64_t index_in(const ScoreJob& job, const TileSpan&
   return index >= s.first && index < s.last ? index : -1;
 }
 
+/// A finished score to the caller's matrix.
+__device__ inline void put_logit(const ScoreJob& job, int64_t row, int64_t column, bool live, float score) {
+  put_real(job.p.sink.logits, live ? score : __uint_as_float(0xFF800000u), row, column);
+  if (live && is_nan(score)) count(job.p.stats, kNanScores, 1);
+}
+
 /// Writes one finished score: masked, canonical; a key that is not live as kNotLiveScore, or -inf in a matrix.
-__device__ inline void put_score(const ScoreJob& job, int64_t group_row, const OwnKey& key, int64_t index, float sum) {
-  const int64_t row = job.group.first_row + group_row;
+__device__ __forceinline__ void put_score(const ScoreJob& job, int64_t group_row, const OwnKey& key, int64_t index,
+                                          float sum) {
   const ScoreSink& sink = job.p.sink;
-  float addend = 0.0f;
-  const bool live = key.bytes.values != nullptr && !masked(sink.mask, row, key.position, &addend);
-  if (sink.mask.data != nullptr) sum = sum + addend;
+  bool live = key.bytes.values != nullptr;
+  if (sink.mask.data != nullptr) {
+    float addend = 0.0f;
+    live = live && !masked(sink.mask, job.group.first_row + group_row, key.position, &addend);
+    sum = sum + addend;
+  }
   const float score = canonical(sum);
   if (sink.scores != nullptr) {
-    const int64_t at = group_row * job.group.chunk + (index - job.group.first_key);
-    sink.scores[at] = live ? score : __uint_as_float(kNotLiveScore);
-    return;
+    sink.scores[group_row * job.group.chunk + (index - job.group.first_key)] =
+        live ? score : __uint_as_float(kNotLiveScore);
+  } else {
+    put_logit(job, job.group.first_row + group_row, key.position, live, score);
   }
-  put_real(sink.logits, live ? score : __uint_as_float(0xFF800000u), row, key.position);
-  if (live && is_nan(score)) count(job.p.stats, kNanScores, 1);
 }
 
 }  // namespace topkey::cuda

@@ -34,7 +34,9 @@ struct Fp8Codes {
   __device__ static bool has_nan(uint32_t word) { return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0; }
   /// What four elements are in memory, 4-byte aligned; and what that is as an operand. Apart, so that many reads are
   /// under way before the first is looked at.
-  __device__ static Four read(const uint8_t* row, int d) { return {*reinterpret_cast<const uint32_t*>(row + d), 0}; }
+  __device__ static Four read(const uint8_t* row, int d) {
+    return {__ldg(reinterpret_cast<const uint32_t*>(row + d)), 0};
+  }
   __device__ static Four operand(Four f, bool& nan) {
     nan |= has_nan(f.low);
     return convert(f.low);
@@ -71,7 +73,7 @@ struct PlainCodes {
   static constexpr int kBytes = 2;
   __device__ static Four read(const uint8_t* row, int d) {
     const uint32_t* at = reinterpret_cast<const uint32_t*>(row + 2 * d);
-    return {at[0], at[1]};
+    return {__ldg(at), __ldg(at + 1)};
   }
   __device__ static Four operand(Four f, bool&) { return f; }
   __device__ static Four load_part(const uint8_t* row, int d, int left, bool&) {

@@ -15,22 +15,28 @@ struct KeyTile {
   uint32_t a[kTiles][kSteps][4];
 };
 
-/// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24), null = no key there.
-/// kRagged: D may be no multiple of 16, rows need not be aligned. Returns a bit for each of these keys: one of its codes
-/// is NaN.
-template <class Codes, bool kRagged, int kTiles, int kSteps>
+/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it, at any address.
+enum class Fit { exact, steps, ragged };
+
+/// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24); where there is no
+/// key, of anything that can be read. All reads are under way before the first is looked at. Returns a bit for each of
+/// these keys: one of its codes is NaN.
+template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, const uint8_t* const (&rows)[2 * kTiles],
                                               int dim) {
   const int c = threadIdx.x & 3;
   bool nans[2 * kTiles] = {};
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
+    const uint8_t* own = rows[i] + 4 * c * Codes::kBytes;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const int d = s * 16 + 4 * c;
       Four f{0, 0};
-      if (rows[i] != nullptr && d < dim)
-        f = kRagged ? Codes::load_part(rows[i], d, dim - d, nans[i]) : Codes::read(rows[i], d);
+      if constexpr (kFit == Fit::ragged) {
+        if (s * 16 + 4 * c < dim) f = Codes::load_part(own, s * 16, dim - s * 16 - 4 * c, nans[i]);
+      } else if (kFit == Fit::exact || s * 16 < dim) {
+        f = Codes::read(own, s * 16);
+      }
       tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
     }
   }
@@ -38,7 +44,7 @@ __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, con
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
 #pragma unroll
-    for (int s = 0; s < kSteps && !kRagged; ++s) {
+    for (int s = 0; s < kSteps && kFit != Fit::ragged; ++s) {
       const Four f = Codes::operand({tile.a[i / 2][s][i % 2], tile.a[i / 2][s][2 + i % 2]}, nans[i]);
       tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
     }

@@ -57,7 +57,7 @@ struct KeptScores {
   __device__ uint32_t raw(uint32_t i) const {
     // One read, no branch: many of them are under way at a time.
     const uint32_t* at = i < list ? list_values + i : reinterpret_cast<const uint32_t*>(scores) + (i - list);
-    const uint32_t bits = *at;
+    const uint32_t bits = __ldg(at);
     return given ? __float_as_uint(canonical(__uint_as_float(bits))) : bits;
   }
   __device__ float score(uint32_t i) const { return __uint_as_float(raw(i)); }
@@ -73,8 +73,8 @@ struct PartScores {
 
   __device__ int64_t position(uint32_t i) const { return positions[i]; }
   __device__ uint32_t raw(uint32_t i) const {
-    const uint32_t part = i / length, value = values[i];
-    return i - part * length < states[part].entries ? value : kNotLiveScore;
+    const uint32_t part = i / length, value = __ldg(values + i);
+    return i - part * length < __ldg(&states[part].entries) ? value : kNotLiveScore;
   }
   __device__ float score(uint32_t i) const { return __uint_as_float(raw(i)); }
 };
@@ -82,8 +82,7 @@ struct PartScores {
 /// Keys of any of them as entries of the selection.
 template <class Scores>
 struct Entries {
-  static constexpr int kBatch = 8, kEach = 16;
-  static constexpr uint32_t kNothing = kNotLiveScore;
+  static constexpr int kBatch = 8, kEach = 8;
   Scores s;
 
   __device__ uint32_t raw(uint32_t i) const { return s.raw(i); }
@@ -100,7 +99,6 @@ struct Entries {
 template <class Scores>
 struct Blocks {
   static constexpr int kBatch = 1, kEach = 1;
-  static constexpr uint32_t kNothing = kNotLive;
   Scores s;    ///< of this chunk alone
   uint32_t n;  ///< keys of it
   uint32_t block_size;

@@ -3,8 +3,7 @@
 // Exact selection by one thread block over n keys of any source, in passes that only read: histograms of the order
 // (order.cuh) digit by digit until the k-th key is known, then one pass that hands out the winners in index order. No
 // buffer depends on the data, so none can overflow; ties at the cut go to the lowest indices.
-// A source has raw(i), what must be read of index i; key_of_raw(raw, i), its number of the order; kNothing, a raw value
-// that is no key; and how many keys a thread reads at a time: kBatch to count, kEach in a row to hand out.
+// A source has raw(i), what must be read of index i; key_of_raw(raw, i), its number of the order; and how many keys a thread reads at a time: kBatch to count, kEach in a row to hand out.
 #pragma once
 #include "cuda/device/order.cuh"
 
@@ -75,10 +74,13 @@ __device__ void count_digit(const Source& source, uint32_t n, const DigitCounter
 #pragma unroll
     for (int e = 0; e < kBatch; ++e) {
       const uint64_t i = base + e * kSelectThreads;
-      raws[e] = i < n ? source.raw(static_cast<uint32_t>(i)) : Source::kNothing;
+      raws[e] = source.raw(static_cast<uint32_t>(i < n ? i : n - 1));  // no branch between reads
     }
 #pragma unroll
-    for (int e = 0; e < kBatch; ++e) add(source.key_of_raw(raws[e], static_cast<uint32_t>(base + e * kSelectThreads)));
+    for (int e = 0; e < kBatch; ++e) {
+      const uint64_t i = base + e * kSelectThreads;
+      add(i < n ? source.key_of_raw(raws[e], static_cast<uint32_t>(i)) : kNotLive);
+    }
   }
   __syncthreads();
 }
@@ -142,11 +144,10 @@ __device__ void hand_out(const Source& source, uint32_t n, const Cut& cut, Selec
     uint32_t wins = 0, ties = 0;  // a bit for each of this thread's keys
     uint32_t raws[kEach];
 #pragma unroll
-    for (int e = 0; e < kEach; ++e)
-      raws[e] = first + e < n ? source.raw(static_cast<uint32_t>(first + e)) : Source::kNothing;
+    for (int e = 0; e < kEach; ++e) raws[e] = source.raw(static_cast<uint32_t>(first + e < n ? first + e : n - 1));
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const uint32_t key = source.key_of_raw(raws[e], static_cast<uint32_t>(first) + e);
+      const uint32_t key = first + e < n ? source.key_of_raw(raws[e], static_cast<uint32_t>(first) + e) : kNotLive;
       wins |= (key > cut.key ? 1u : 0u) << e;
       ties |= (key == cut.key && cut.need > 0 ? 1u : 0u) << e;
     }
