@@ -137,13 +137,16 @@ const char* topkey_numerics_version(const char* backend, topkey_key_format forma
 topkey_status topkey_prepare(topkey_device device, int32_t device_id) {
   return guard([&] {
     std::string reasons;
+    bool usable = false;
     for (int i = 0; i < kNumBackends; ++i) {
       const Backend& b = *kBackends[i];
       if (static_cast<topkey_device>(b.device) != device) continue;
       const char* why = b.unusable();
-      if (why == nullptr) return;  // CPU backends have nothing to load
-      reasons += std::string(reasons.empty() ? "" : "; ") + b.name + ": " + why;
+      usable = usable || why == nullptr;
+      if (why == nullptr && b.prepare != nullptr) b.prepare(device_id);
+      if (why != nullptr) reasons += std::string(reasons.empty() ? "" : "; ") + b.name + ": " + why;
     }
+    if (usable) return;
     if (reasons.empty()) reasons = "this build has no backend for it";
     throw Error(Status::unsupported, "prepare: device must be one with a usable backend, got " +
                                          std::string(device == TOPKEY_DEVICE_CPU ? "cpu" : "cuda") + " " +

@@ -25,9 +25,9 @@ StoreK store_args(const IndexerConfig& config, const IndexerStep& step) {
   return a;
 }
 
-/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers. Host memory; the
-/// CUDA backend has its own.
-void clear_rows(const Tensor& t, int64_t rows) {
+/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers.
+void clear_rows(const Backend& b, const Tensor& t, int64_t rows, const Exec& exec) {
+  if (b.clear_rows != nullptr) return b.clear_rows(t, rows, exec);
   for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
     int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
     std::fill(cells, cells + t.shape[1], -1);
@@ -95,13 +95,13 @@ void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& 
   if (!c.has(step.k)) c.absent("slot_mapping", step.slot_mapping, "without k");
 }
 
-void clear_buffers(const IndexerStep& step, const Exec& exec) {
+void clear_buffers(const IndexerStep& step, const Backend& searcher, const Exec& exec) {
   if (step.cleared) return;
   // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
   const bool alone = exec.team == nullptr;
   if (alone || exec.team->rank == 0) {
-    clear_rows(step.out.indices, step.rows.count);
-    clear_rows(step.out.slots, step.rows.count);
+    clear_rows(searcher, step.out.indices, step.rows.count, exec);
+    clear_rows(searcher, step.out.slots, step.rows.count, exec);
   }
   if (!alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
 }
@@ -193,7 +193,7 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
     if (storer != nullptr) run_checked(*storer, store, dry);
     run_checked(searcher, search, dry);
   }
-  clear_buffers(step, exec);
+  clear_buffers(step, searcher, exec);
   if (storer != nullptr) run_checked(*storer, store, exec);
   run_checked(searcher, search, exec);
 }

@@ -141,7 +141,9 @@ Shape validate(const PagedMqaLogits& a, Mode mode) {
   const int64_t keys = c.has(a.rows.start) ? width : bounded(width, a.rows);
   const int64_t heads = check_query(c, a.q, a.keys.cache.format, a.keys.cache.head_dim, rows.count);
   c.tensor("logits", a.logits, kWeights, {at_least(rows.count), at_least(keys)}, kUnit | kOutput);
-  return scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
+  Shape s = scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
+  s.tiled = tile_rows(a.keys.cache.layout) > 0;
+  return s;
 }
 
 Shape validate(const Topk& a, Mode mode) {
@@ -201,6 +203,7 @@ Shape validate(const PagedMqaTopk& a, Mode mode) {
   check_admit(c, a.admit, rows.count, -1);
   check_selection(c, a.out, rows, a.topk, true);
   Shape s = scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
+  s.tiled = tile_rows(a.keys.cache.layout) > 0;
   s.topk = a.topk;
   s.blocks = c.has(a.out.blocks) ? a.out.blocks.shape[1] : 0;
   s.candidates = c.has(a.admit.candidates) ? a.admit.candidates.shape[1] : -1;

@@ -121,6 +121,15 @@ void check_cache(const Check& c, const KeyCache& cache) {
                  "a misaligned address");
 }
 
+Shape cache_shape(const KeyCache& cache, int64_t rows) {
+  Shape s{};
+  s.format = cache.format;
+  s.rows = rows;
+  s.head_dim = cache.head_dim;
+  s.tiled = tile_rows(cache.layout) > 0;
+  return s;
+}
+
 void check_shard(const Check& c, const Shard& shard) {
   c.number("shard.world_size", shard.world_size, 0, 1 << 20);
   c.number("shard.interleave", shard.interleave, 0, kMaxKeys);

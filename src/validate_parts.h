@@ -2,6 +2,7 @@
 //
 // Checks of the structs that operations share (keys, queries, rows, norm, rope, ...), for validate_*.cpp alone.
 #pragma once
+#include "backend_table.h"
 #include "check.h"
 
 namespace topkey {
@@ -27,6 +28,8 @@ struct QueryExtents {
 void check_query_scales(const Check& c, const char* name, const Tensor& scales, KeyFormat format,
                         const QueryExtents& extents, unsigned flags);
 void check_cache(const Check& c, const KeyCache& cache);
+/// Of an operation on a cache: format, head_dim, tiles.
+Shape cache_shape(const KeyCache& cache, int64_t rows);
 void check_shard(const Check& c, const Shard& shard);
 void check_block_table(const Check& c, const char* name, const Tensor& table, int64_t at_least_rows);
 void check_rope(const Check& c, const Rope& rope, int64_t rows, int64_t head_dim);

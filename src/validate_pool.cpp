@@ -13,14 +13,6 @@ namespace {
 constexpr int64_t kMaxPool = 1024;
 constexpr DTypes kBf16 = set_of({DType::bf16});
 
-Shape pool_shape(const KeyCache& cache, int64_t rows) {
-  Shape s{};
-  s.format = cache.format;
-  s.rows = rows;
-  s.head_dim = cache.head_dim;
-  return s;
-}
-
 /// What can be known without reading contents: no pool is whole in the call and there is nowhere else to look.
 void check_whole_pools(const Check& c, const PoolK& a, int64_t rows) {
   if (c.has(a.tail)) {
@@ -62,7 +54,7 @@ Shape validate(const PoolK& a, Mode mode) {
   const bool by_indptr = c.tensor("q_indptr", a.q_indptr, kI32, {at_least(1)}, kOptional);
   TOPKEY_REQUIRE(c, !by_request || !by_indptr, "q_indptr", "absent where request is given", describe(a.q_indptr));
   check_whole_pools(c, a, rows);
-  return pool_shape(a.cache, rows);
+  return cache_shape(a.cache, rows);
 }
 
 Shape validate(const CompressK& a, Mode mode) {
@@ -94,7 +86,7 @@ Shape validate(const CompressK& a, Mode mode) {
                    describe(a.cos_sin));
   }
   check_rule(c, a.rule, ScaleRule::ue8m0, a.cache.format, false);
-  return pool_shape(a.cache, rows);
+  return cache_shape(a.cache, rows);
 }
 
 Shape validate(const ExpandPools& a, Mode mode) {

@@ -139,7 +139,7 @@ Shape validate(const StoreK& a, Mode mode) {
   check_rope(c, a.rope, rows, dim);
   check_hadamard(c, a.hadamard, dim);
   check_rule(c, a.rule, a.scale, format, false);
-  return producer_shape(format, rows, dim);
+  return cache_shape(a.cache, rows);
 }
 
 Shape validate(const GatherK& a, Mode mode) {
@@ -154,7 +154,7 @@ Shape validate(const GatherK& a, Mode mode) {
                  std::string("that of the cache, ") + format_name(a.keys.cache.format),
                  std::to_string(static_cast<int>(a.out.format)));
   check_dense(c, {"out.values", "out.scales"}, a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
-  return producer_shape(a.out.format, a.total, a.keys.cache.head_dim);
+  return cache_shape(a.keys.cache, a.total);
 }
 
 }  // namespace topkey

@@ -24,11 +24,21 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 
 }  // namespace
 
-constinit const Backend kBackend = {
-    "ref",      Device::cpu,      true,        unusable,      detail,     why_not,        arithmetic, kStrategies,
-    numerics,   workspace_bytes,  expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
-    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk, pool_k,
-    compress_k, expand_pools,
+constinit const Backend kBackend = {.name = "ref",
+                                    .device = Device::cpu,
+                                    .one_thread = true,
+                                    .unusable = unusable,
+                                    .detail = detail,
+                                    .why_not = why_not,
+                                    .arithmetic = arithmetic,
+                                    .strategies = kStrategies,
+                                    .numerics = numerics,
+                                    .workspace_bytes = workspace_bytes,
+                                    .prepare = nullptr,
+                                    .clear_rows = nullptr,
+#define X(op, Args) .op = op,
+                                    TOPKEY_OPERATIONS(X)
+#undef X
 };
 
 }  // namespace topkey::ref
