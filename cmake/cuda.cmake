@@ -43,5 +43,5 @@ set_target_properties(topkey_cuda PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME
 set_target_properties(topkey_cuda PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
 target_include_directories(topkey_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_sources(topkey PRIVATE src/cuda/backend.cpp src/cuda/launch.cpp $<TARGET_OBJECTS:topkey_cuda>)
-set_target_properties(topkey PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static)
+set_target_properties(topkey PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static CUDA_STANDARD 17)
 target_link_libraries(topkey PRIVATE CUDA::cudart_static)

@@ -7,14 +7,10 @@
 #include "cuda/workspace.h"
 
 namespace topkey::cuda {
+
 namespace {
 
 constexpr int64_t kMaxScoredDim = 256, kMaxProducedDim = 16384;
-
-// Operations that it does not have yet.
-constexpr void (*pool_k)(const PoolK&, const Exec&) = nullptr;
-constexpr void (*compress_k)(const CompressK&, const Exec&) = nullptr;
-constexpr void (*expand_pools)(const ExpandPools&, const Exec&) = nullptr;
 
 /// Of its key formats, those that run on tensor cores.
 bool on_tensor_cores(KeyFormat format, DType q) {
@@ -61,21 +57,35 @@ size_t workspace_bytes(Op op, const Shape& shape) {
 
 }  // namespace
 
-constinit const Backend kPortable = {.name = "cuda.portable",
-                                     .device = Device::cuda,
-                                     .one_thread = true,
-                                     .unusable = machine_problem,
-                                     .detail = machine_detail,
-                                     .why_not = why_not,
-                                     .arithmetic = arithmetic,
-                                     .strategies = kStrategies,
-                                     .numerics = numerics,
-                                     .workspace_bytes = workspace_bytes,
-                                     .prepare = prepare,
-                                     .clear_rows = clear_rows,
-#define X(op, Args) .op = op,
-                                     TOPKEY_OPERATIONS(X)
-#undef X
+constinit const Backend kPortable = {
+    .name = "cuda.portable",
+    .device = Device::cuda,
+    .one_thread = true,
+    .unusable = machine_problem,
+    .detail = machine_detail,
+    .why_not = why_not,
+    .arithmetic = arithmetic,
+    .strategies = kStrategies,
+    .numerics = numerics,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .clear_rows = clear_rows,
+    .expand_rows = expand_rows,
+    .to_slots = to_slots,
+    .quantize_q = quantize_q,
+    .quantize_k = quantize_k,
+    .store_k = store_k,
+    .gather_k = gather_k,
+    .mqa_logits = mqa_logits,
+    .paged_mqa_logits = paged_mqa_logits,
+    .topk = topk,
+    .select_blocks = select_blocks,
+    .mqa_topk = mqa_topk,
+    .paged_mqa_topk = paged_mqa_topk,
+    .merge_topk = merge_topk,
+    .pool_k = nullptr,
+    .compress_k = nullptr,
+    .expand_pools = nullptr,
 };
 
 }  // namespace topkey::cuda
