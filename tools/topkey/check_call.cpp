@@ -125,9 +125,7 @@ struct Piece {
 class Checker {
  public:
   Checker(const support::Call& call, std::string backend)
-      : call_(call), nature_(call.trace()), backend_(std::move(backend)) {
-    exec_.backend = backend_.c_str();
-  }
+      : call_(call), nature_(call.trace()), backend_(std::move(backend)), exec_(exec_on(backend_)) {}
 
   /// Adds what one piece shows to the reports of the pieces before it.
   void run(const Piece& piece, std::vector<Report>& reports) {
@@ -142,8 +140,8 @@ class Checker {
     support::run_args(piece.args, exec_);
     found.push_back(compare_bits("repeat", snapshot(piece.args), first));
     if (backend_ != "ref" && (nature_.exact || is_producer(piece.args)) && !ambiguous(piece.args)) {
-      Exec reference = exec_;
-      reference.backend = "ref";
+      const std::string ref = "ref";
+      const Exec reference = exec_on(ref);
       clear(piece.args);
       support::run_args(piece.args, reference);
       found.push_back(compare_bits(nature_.exact ? "exact inputs" : "bytes of ref", first, snapshot(piece.args)));
@@ -282,7 +280,7 @@ class Checker {
   const support::Call& call_;
   const Nature nature_;
   const std::string backend_;
-  Exec exec_{};
+  Exec exec_;
   support::Array weights_;
 };
 
@@ -353,8 +351,7 @@ std::vector<Finding> check_trace(const std::shared_ptr<const Trace>& trace, cons
   const support::Call call(trace, options);
   std::vector<Finding> findings;
   for (const std::string& backend : backends) {
-    Exec exec{};
-    exec.backend = backend.c_str();
+    const Exec exec = exec_on(backend);
     // Throws on wrong arguments; before any cut, which would hide a tensor that is too short.
     if (const std::string reason = why_not(call.args(), exec); !reason.empty()) {
       findings.push_back({backend, {}, reason});

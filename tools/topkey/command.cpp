@@ -45,6 +45,15 @@ std::vector<std::string> usable_backends(const std::string& forced) {
   return names;
 }
 
+Exec exec_on(const std::string& name) {
+  Exec exec{};
+  exec.backend = name.c_str();
+  for (const BackendInfo& backend : backends()) {
+    if (backend.name == name) exec.device = backend.device;
+  }
+  return exec;
+}
+
 std::string why_not(const support::CallArgs& args, const Exec& exec) {
   try {
     std::visit([&](const auto& a) { support::workspace_bytes(a, exec); }, args);
@@ -58,9 +67,7 @@ std::string why_not(const support::CallArgs& args, const Exec& exec) {
 std::string choose_backend(const support::CallArgs& args, const std::string& forced) {
   std::string reason = "no backend can be used here";
   for (const std::string& name : usable_backends(forced)) {
-    Exec exec{};
-    exec.backend = name.c_str();
-    const std::string why = why_not(args, exec);
+    const std::string why = why_not(args, exec_on(name));
     if (why.empty()) return name;
     reason = fmt::format("backend {} cannot run this: {}", name, why);
   }

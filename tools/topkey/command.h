@@ -38,6 +38,8 @@ void add_bench(CLI::App& app, Action& action);
 /// The backend that will run `args`: `forced` (or TOPKEY_BACKEND) if it can, else a Failure with its reason; "" = the
 /// first that can.
 std::string choose_backend(const support::CallArgs& args, const std::string& forced);
+/// An Exec for the backend of that name, on its device; `name` must outlive it.
+Exec exec_on(const std::string& name);
 /// Why exec.backend cannot run `args` though they are right; empty = it can. Wrong arguments throw.
 std::string why_not(const support::CallArgs& args, const Exec& exec);
 /// The backends that can be used here, or only `forced`; a Failure when that leaves none.

@@ -64,8 +64,7 @@ std::shared_ptr<const support::Trace> tiny_trace(const std::string& op, KeyForma
 
 /// Empty, or why the backend did not run it.
 std::string try_cell(const std::shared_ptr<const support::Trace>& trace, const std::string& backend) {
-  Exec exec{};
-  exec.backend = backend.c_str();
+  const Exec exec = exec_on(backend);
   try {
     const support::Call call(trace);
     if (const char* reason = support::args_unsupported(call.args(), exec)) return without_op(call.op(), reason);

@@ -68,8 +68,7 @@ void add_excerpt(const support::Call& call, bool colour, Result& result) {
 Result run_call(const support::Call& call, const Options& options, double loading) {
   Result result;
   result.backend = choose_backend(call.args(), options.backend);
-  Exec exec{};
-  exec.backend = result.backend.c_str();
+  Exec exec = exec_on(result.backend);
   exec.threads = options.threads;
   result.stages.push_back({"load", loading, options.trace});
   for (Stage& stage : run_producers(call, exec)) result.stages.push_back(std::move(stage));
