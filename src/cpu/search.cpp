@@ -91,6 +91,7 @@ class Pass {
     const int64_t row = first_row_ + r;
     RowFact& fact = room_.table.facts[r];
     fact = read_row(job_.rows, row, job_.source.count);
+    shard_row(fact, job_.shard, job_.whole_start, job_.whole_end, row);
     measure(fact, row);
     counts_.add(kRows);
     fact.scored = needs_scores(job_.out) || fact.live > row_limit(job_, row);
@@ -222,8 +223,7 @@ class Pass {
               const Cut& cut) {
     counts_.add(kTiedCuts, cut.tied);
     if (job_.topk > 0) emit_row(emitter_, row, fact, entries, forced, counts_);
-    if (job_.out.blocks.data != nullptr && !emitter_.dry)
-      emit_blocks(job_.out.blocks, row, blocks.position, blocks.size);
+    if (job_.out.blocks.data != nullptr && !emitter_.dry) emit_blocks(job_.out.blocks, job_.block_scores, row, blocks);
   }
 
   /// Rows of sliced groups, dealt to the workers in turn.
@@ -294,6 +294,7 @@ int64_t useful_workers(const Job& job) {
   double work = 0;
   for (int64_t r = 0; r < job.rows.count && work < 1024 * kGrain; ++r) {
     RowFact fact = read_row(job.rows, r, job.source.count);
+    shard_row(fact, job.shard, job.whole_start, job.whole_end, r);
     clip_row(fact, job.source.count, job.rows.max_len);
     const int64_t keys = fact.high - fact.low;
     if (keys > job.topk || needs_scores(job.out)) work += static_cast<double>(keys) * per_key;
