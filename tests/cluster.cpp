@@ -359,7 +359,10 @@ Answer answer_rank(const ClusterSpec& spec, const Replica& replica, const StepDa
     }
   }
   Made m = make_step(spec, data, replica, rows, stored);
-  if (spec.shard_decode) m.step.num_decode_rows = 0;
+  if (spec.shard_decode) {
+    m.step.num_decode_rows =
+        std::count_if(rows.begin(), rows.end(), [&](int64_t r) { return r >= 0 && r < data.decode_rows; });
+  }
   ShardStep shard{};
   shard.comm = group.comm, shard.prefill_comm = prefill ? group.prefill : nullptr;
   const std::vector<int64_t> sizes = slices(spec, data);

@@ -79,7 +79,7 @@ ClusterSpec draw_cluster(Kind kind) {
   if (draw_flag(3)) s.force_last = static_cast<int32_t>(draw(0, 9));
   s.rope = draw_flag(), s.order = draw_of({Order::position, Order::score});
   s.starts = kind != Kind::prefill_context && draw_flag(3);
-  s.shard_decode = kind == Kind::prefill && draw_flag(3);
+  s.shard_decode = (kind == Kind::prefill || kind == Kind::prefill_context) && draw_flag(3);
   // Chunks of a few rows, of one, of all.
   s.exchange_limit = draw_of<size_t>({0, 1, 4000});
   s.seed = static_cast<uint64_t>(draw(1, 1000000));

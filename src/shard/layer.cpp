@@ -149,7 +149,7 @@ void answer_sliced(const Step& s, const PagedMqaTopk& whole, const Exec& exec) {
 /// What answering the rows needs. The operations' own queries throw where they would refuse, before anything is written.
 size_t answer_bytes(const Step& s, const Exec& exec) {
   const bool context = s.spec.context.active(), prefill = s.spec.prefill_size > 1;
-  const int64_t decode = s.step.num_decode_rows, all = s.step.rows.count;
+  const int64_t decode = common_rows(s), all = s.step.rows.count;
   const PagedMqaTopk whole = search_rows(search_args(s), {0, all});
   size_t bytes = paged_mqa_topk_workspace_bytes(whole, exec);
   if (context) {
@@ -205,7 +205,7 @@ void forward(const Step& s, const Exec& exec) {
   }
   store_keys(s, exec);
   const PagedMqaTopk whole = search_args(s);
-  const int64_t decode = s.step.num_decode_rows, all = s.step.rows.count;
+  const int64_t decode = common_rows(s), all = s.step.rows.count;
   if (rows) {
     answer_sliced(s, whole, exec);
   } else if (context && prefill) {

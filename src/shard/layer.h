@@ -18,6 +18,9 @@ struct RowRange {
 
 inline size_t limit_of(const ShardSpec& spec) { return spec.exchange_limit > 0 ? spec.exchange_limit : kExchangeLimit; }
 
+/// Decode rows that every rank has, in front; those that are dealt out are rows like the others.
+inline int64_t common_rows(const Step& s) { return s.spec.shard_decode ? 0 : s.step.num_decode_rows; }
+
 /// The calls of a whole step, as the layer makes them on one rank.
 StoreK store_args(const Step& s);
 PagedMqaTopk search_args(const Step& s);

@@ -64,7 +64,7 @@ void store_keys(const Step& s, const Exec& exec) {
   if (!there(s.step.k)) return;
   const StoreK whole = store_args(s);
   if (s.spec.prefill_size <= 1) return store_k(whole, exec);
-  const int64_t own = s.spec.shard_decode ? 0 : s.step.num_decode_rows;
+  const int64_t own = common_rows(s);
   store_some(whole, 0, 0, own, exec);
   Comm comm(kForward, *s.in.prefill_comm, exec.stream);
   const int64_t each = (whole.slot_mapping.shape[0] - own) / comm.size();
