@@ -80,7 +80,7 @@ void check_drawn(const std::string& backend, int64_t longest, Tally& tally) {
   spec.max_len = 0;
   if (longest > 0) spec.keys = draw(longest / 2, longest), spec.rows = draw(1, 3), spec.heads = 1, spec.requests = 1;
   const Problem whole = make_problem(spec);
-  const auto topk = static_cast<int32_t>(draw(1, longest > 0 ? 600 : 50));
+  const auto topk = static_cast<int32_t>(draw(1, longest > 0 ? 2100 : 50));
   const Cut cut{static_cast<int32_t>(draw(2, 8)), draw_of({1, 2, 4, 7, 16, 64, 256, 0})};
   Random random(spec.seed);
   Borrowed borrowed;

@@ -11,7 +11,12 @@ extern "C" {
 #endif
 
 /* ---- sharding (shard.h) ---------------------------------------------------------------------------------------------------- */
-/* Filled by the caller, or by one of the functions below; `counted` and `agreed` are the library's, 0 at the start. */
+/* Filled by the caller, or by one of the functions below. ctx is given back to every callback.
+ * all_gather: `bytes` of each rank into receive [size * bytes], rank after rank; send may be this rank's part of receive.
+ * all_gatherv: bytes[r] of rank r. Both: in host memory, or on the device and stream of the collective; 0 = done (enqueued).
+ * fail: this rank has failed, let the peers that wait fail too (may be null). failure: the last failed call in words (may
+ * be null). release: frees ctx of one that the library has filled. flags: TOPKEY_COMM_BLOCKS.
+ * received_bytes (from others, added to) and agreed (what the ranks have agreed on) are the library's: 0 at the start. */
 typedef struct topkey_communicator {
   uint32_t struct_size;
   int32_t rank, size;
