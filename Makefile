@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 30
 build_folder = $(if $(filter release,$(1)),build,build-$(1))
 folder := $(call build_folder,$(PRESET))
 
-.PHONY: help setup build run test sanitize tsan fuzz neon nightly bench lint tidy format clean
+.PHONY: help setup build run test python sanitize tsan fuzz neon nightly bench lint tidy format clean
 .DEFAULT_GOAL := build
 
 help:  ## this list
@@ -33,6 +33,11 @@ run: build  ## the pipeline on a real model's keys
 test:  ## build and run all tests, lint and install tests included
 	@scripts/setup test
 	@scripts/run_tests $(PRESET) $(folder) $(JOBS) $(CTEST_ARGS)
+
+python:  ## the Python package, built and installed into .venv
+	@scripts/setup test
+	@cmake --preset $(PRESET) >/dev/null
+	@scripts/python_package $(folder)
 
 sanitize:  ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) --no-print-directory test PRESET=asan

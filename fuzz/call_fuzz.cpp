@@ -49,7 +49,19 @@ const char* const kTensors[] = {"q",
                                 "norm.weight",
                                 "norm.bias",
                                 "slot_mapping",
-                                "indptr"};
+                                "indptr",
+                                "gate",
+                                "ape",
+                                "tail",
+                                "tail_slots",
+                                "kv",
+                                "score",
+                                "state",
+                                "state_slots",
+                                "state_table",
+                                "rms_weight",
+                                "cos_sin",
+                                "pools"};
 const char* const kNumbers[] = {"topk",
                                 "page_size",
                                 "head_dim",
@@ -80,21 +92,23 @@ const char* const kNumbers[] = {"topk",
                                 "page_stride",
                                 "fill_value",
                                 "softmax_scale",
-                                "norm.eps"};
+                                "norm.eps",
+                                "pool_size"};
 struct Word {
   const char* key;
   std::vector<const char*> values;
 };
 const std::vector<Word>& words() {
   static const std::vector<Word> kWords = {
-      {"format", {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0"}},
-      {"layout", {"planar", "interleaved"}},
+      {"format", {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0", "fp8_fnuz"}},
+      {"layout", {"planar", "interleaved", "tiled16", "tiled32", "tiled64"}},
       {"order", {"position", "score", "any"}},
       {"fill", {"minus_one", "repeat", "value"}},
       {"norm.kind", {"none", "layer", "rms"}},
       {"scale", {"ue8m0", "f32"}},
       {"rule",
-       {"automatic", "v32_key", "v32_query", "v4_query", "v4_key", "kpool_query", "kpool_key", "cpu_query", "q8_0"}},
+       {"automatic", "v32_key", "v32_query", "v4_query", "v4_key", "kpool_query", "kpool_key", "cpu_query", "mxfp4",
+        "q8_0"}},
       {"out", {"indices", "indices,slots,scores,counts,blocks", "slots", "scores", "indices,blocks"}},
       {"logits_dtype", {"F32", "BF16"}}};
   return kWords;
@@ -135,6 +149,18 @@ support::Trace base_of_stage(const std::string& op, KeyFormat format) {
   trace.metadata = {{"topk", "3"},      {"block_size", "2"}, {"num_blocks", "2"},
                     {"page_size", "4"}, {"head_dim", "32"},  {"capacity", "4"}};
   trace.metadata["format"] = format_name(format);
+  put("positions", "I32", {5}), put("ape", "F32", {2, op == "compress_k" ? 64 : 32});
+  if (op == "pool_k") {
+    put("k", "BF16", {5, 32}), put("gate", "BF16", {5, 32}), put("q_indptr", "I32", {3});
+    put("tail", "BF16", {2, 2, 4, 32}), put("tail_slots", "I32", {5});
+    trace.metadata["pool_size"] = "2";
+  } else if (op == "compress_k") {
+    put("kv", "F32", {5, 64}), put("score", "F32", {5, 64}), put("state", "F32", {2, 4, 128});
+    put("state_slots", "I32", {5}), put("rms_weight", "F32", {32}), put("cos_sin", "F32", {4, 8});
+  } else if (op == "expand_pools") {
+    put("pools", "I32", {5, 2});
+    trace.metadata["pool_size"] = "3";
+  }
   return trace;
 }
 
@@ -186,8 +212,8 @@ void change(support::Trace& trace, FuzzedDataProvider& data) {
 
 support::Trace any_trace(FuzzedDataProvider& data) {
   static const std::vector<std::string> kOps = support::operation_names();
-  static constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::fp8, KeyFormat::bf16,
-                                           KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0};
+  static constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,    KeyFormat::f16,
+                                           KeyFormat::f32, KeyFormat::q8_0,  KeyFormat::fp8_fnuz};
   const std::string op = kOps[data.ConsumeIntegralInRange<size_t>(0, kOps.size() - 1)];
   support::Trace trace = base_of(op, data.PickValueInArray(kFormats));
   trace.metadata["op"] = op;

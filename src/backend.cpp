@@ -11,7 +11,7 @@
 
 namespace topkey {
 
-const Backend* const kBackends[] = {&cpu::kBackend, &ref::kBackend};
+const Backend* const kBackends[] = {&cuda::kPortable, &cpu::kBackend, &ref::kBackend};
 const int kNumBackends = sizeof(kBackends) / sizeof(kBackends[0]);
 
 const char* op_name(Op op) noexcept {
@@ -57,6 +57,7 @@ std::string refusal(const Backend& b, Op op, const Shape& shape, const Exec& exe
     return std::string("it runs on ") + device_name(b.device) + ", the call on " + device_name(exec.device);
   if (const char* why = b.unusable()) return why;
   if (const char* why = b.why_not(op, shape)) return why;
+  if (exec.strict && b.device == Device::cuda) return "it cannot raise on what it finds on the device (exec.strict)";
   if (exec.strategy != nullptr && !has_strategy(b, exec.strategy))
     return std::string("it has no strategy '") + exec.strategy + "'";
   if (exec.arithmetic != nullptr && shape.scored) {

@@ -10,7 +10,7 @@
 
 namespace topkey {
 
-/// name, argument struct. The order is that of the pipeline.
+/// name, argument struct. The order is that of the pipeline; what came later stands at the end.
 #define TOPKEY_OPERATIONS(X)          \
   X(expand_rows, ExpandRows)          \
   X(to_slots, ToSlots)                \
@@ -24,7 +24,10 @@ namespace topkey {
   X(select_blocks, SelectBlocks)      \
   X(mqa_topk, MqaTopk)                \
   X(paged_mqa_topk, PagedMqaTopk)     \
-  X(merge_topk, MergeTopk)
+  X(merge_topk, MergeTopk)            \
+  X(pool_k, PoolK)                    \
+  X(compress_k, CompressK)            \
+  X(expand_pools, ExpandPools)
 
 enum class Op : int32_t {
 #define X(name, Args) name,
@@ -47,6 +50,8 @@ struct Shape {
   int64_t heads, head_dim;
   int64_t topk, blocks;
   int64_t candidates;  ///< ids a row; -1 = none given
+  bool tiled;          ///< the cache's pages lie in tiles
+  bool whole;          ///< one rank's part (or their merge) with what speaks of the whole: start, blocks, forced keys
 };
 
 /// One backend. A null operation pointer means that it does not have it; why_not then says so.
@@ -61,6 +66,9 @@ struct Backend {
   const char* const* strategies;                  ///< selection strategies it knows, ended by null
   int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1; 0 = no such keys
   size_t (*workspace_bytes)(Op, const Shape&);
+  void (*prepare)(int32_t device_id);  ///< loads all kernels; null = nothing to load
+  /// Sets all columns of i32 rows [0, rows) to -1, for the layer; null = host memory, the layer does it.
+  void (*clear_rows)(const Tensor&, int64_t rows, const Exec&);
 #define X(name, Args) void (*name)(const Args&, const Exec&);
   TOPKEY_OPERATIONS(X)
 #undef X
@@ -79,6 +87,9 @@ const Backend* find_backend(const char* name) noexcept;
 
 namespace cpu {
 extern const Backend kBackend;
+}
+namespace cuda {
+extern const Backend kPortable;
 }
 namespace ref {
 extern const Backend kBackend;

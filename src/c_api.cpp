@@ -33,7 +33,8 @@ namespace {
 bool can_pair(KeyFormat format, DType q) {
   switch (format) {
     case KeyFormat::fp8: return q == DType::f8_e4m3fn || q == DType::u8;
-    case KeyFormat::mxfp4: return q == DType::u8;
+    case KeyFormat::mxfp4:
+    case KeyFormat::fp8_fnuz: return q == DType::u8;
     case KeyFormat::bf16:
     case KeyFormat::f16:
     case KeyFormat::f32:
@@ -126,7 +127,7 @@ const char* topkey_arithmetic(const char* backend, topkey_key_format format, top
 const char* topkey_numerics_version(const char* backend, topkey_key_format format) {
   thread_local char text[96];
   const Backend* b = find_backend(backend);
-  if (b == nullptr || format < 0 || format > TOPKEY_FORMAT_Q8_0) return nullptr;
+  if (b == nullptr || format < 0 || format > TOPKEY_FORMAT_FP8_FNUZ) return nullptr;
   const KeyFormat f = static_cast<KeyFormat>(format);
   if (b->numerics(f) == 0) return nullptr;
   std::snprintf(text, sizeof text, "%s/%s/%d", format_name(f), b->name, static_cast<int>(b->numerics(f)));
@@ -136,13 +137,16 @@ const char* topkey_numerics_version(const char* backend, topkey_key_format forma
 topkey_status topkey_prepare(topkey_device device, int32_t device_id) {
   return guard([&] {
     std::string reasons;
+    bool usable = false;
     for (int i = 0; i < kNumBackends; ++i) {
       const Backend& b = *kBackends[i];
       if (static_cast<topkey_device>(b.device) != device) continue;
       const char* why = b.unusable();
-      if (why == nullptr) return;  // CPU backends have nothing to load
-      reasons += std::string(reasons.empty() ? "" : "; ") + b.name + ": " + why;
+      usable = usable || why == nullptr;
+      if (why == nullptr && b.prepare != nullptr) b.prepare(device_id);
+      if (why != nullptr) reasons += std::string(reasons.empty() ? "" : "; ") + b.name + ": " + why;
     }
+    if (usable) return;
     if (reasons.empty()) reasons = "this build has no backend for it";
     throw Error(Status::unsupported, "prepare: device must be one with a usable backend, got " +
                                          std::string(device == TOPKEY_DEVICE_CPU ? "cpu" : "cuda") + " " +

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The exported symbols of plans and of the layer.
+// The exported symbols of plans and of the layers.
 #include <algorithm>
 
 #include "border.h"
@@ -73,6 +73,30 @@ topkey_status topkey_indexer_forward(const topkey_indexer_config* config, const 
     const char* op = "indexer_forward";
     layer::forward(from_c<IndexerConfig>(op, "config", config), from_c<IndexerStep>(op, "step", step),
                    from_c<Exec>(op, "exec", exec));
+  });
+}
+
+topkey_status topkey_indexer_kpool_check(const topkey_indexer_config* config) {
+  return guard([&] { layer::check_kpool(from_c<IndexerConfig>("indexer_kpool", "config", config)); });
+}
+
+size_t topkey_indexer_kpool_workspace_bytes(const topkey_indexer_config* config, const topkey_indexer_limits* limits,
+                                            const topkey_exec* exec) {
+  size_t bytes = SIZE_MAX;
+  guard([&] {
+    const char* op = "indexer_kpool_workspace_bytes";
+    bytes = layer::kpool_workspace_bytes(from_c<IndexerConfig>(op, "config", config),
+                                         from_c<IndexerLimits>(op, "limits", limits), from_c<Exec>(op, "exec", exec));
+  });
+  return bytes;
+}
+
+topkey_status topkey_indexer_kpool_forward(const topkey_indexer_config* config, const topkey_indexer_step* step,
+                                           const topkey_exec* exec) {
+  return guard([&] {
+    const char* op = "indexer_kpool_forward";
+    layer::forward_kpool(from_c<IndexerConfig>(op, "config", config), from_c<IndexerStep>(op, "step", step),
+                         from_c<Exec>(op, "exec", exec));
   });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The layer as a table of contents: clear the buffer, store the keys, answer the rows. Each stage is the public
-// operation.
+// operation. And what the k-pool layer shares with it.
 #include "indexer.h"
 
 #include <algorithm>
@@ -25,6 +25,35 @@ StoreK store_args(const IndexerConfig& config, const IndexerStep& step) {
   return a;
 }
 
+/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers.
+void clear_rows(const Backend& b, const Tensor& t, int64_t rows, const Exec& exec) {
+  if (b.clear_rows != nullptr) return b.clear_rows(t, rows, exec);
+  for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
+    int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
+    std::fill(cells, cells + t.shape[1], -1);
+  }
+}
+
+int64_t tokens_of_key(const IndexerConfig& config) { return std::max<int64_t>({config.ratio, config.pool_size, 1}); }
+
+/// Keys of this layer that stand for one block of its source: tokens a block, over tokens a key.
+int64_t consumed_block_size(const IndexerConfig& config) {
+  const int64_t own = tokens_of_key(config), source = config.candidate_ratio > 0 ? config.candidate_ratio : own;
+  return source * config.candidate_block_size / own;
+}
+
+void check_candidate_ratio(const Check& c, const IndexerConfig& config) {
+  c.number("candidate_ratio", config.candidate_ratio, 0, kMaxKeys);
+  if (config.role != CandidateRole::consumer || config.candidate_ratio == 0) return;
+  const int64_t own = tokens_of_key(config), tokens = int64_t{config.candidate_ratio} * config.candidate_block_size;
+  TOPKEY_REQUIRE(
+      c, tokens % own == 0 && tokens / own <= kMaxKeys, "candidate_ratio",
+      "such that a source's block is a whole number of key rows of " + std::to_string(own) + " tokens",
+      std::to_string(config.candidate_ratio) + " with blocks of " + std::to_string(config.candidate_block_size));
+}
+
+}  // namespace
+
 PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
   PagedMqaTopk a{};
   a.q = step.q;
@@ -34,7 +63,7 @@ PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
   a.admit.force_first = config.force_first;
   a.admit.force_last = config.force_last;
   a.out = step.out;
-  // A wider buffer than configured is used in its first columns only.
+  // A wider buffer than configured is used in its first columns only. Blocks count this layer's keys.
   Tensor candidates = step.candidates;
   candidates.shape[1] = config.candidate_topk_blocks;
   if (config.role == CandidateRole::source) {
@@ -42,18 +71,9 @@ PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step) {
     a.out.block_size = config.candidate_block_size;
   } else if (config.role == CandidateRole::consumer) {
     a.admit.candidates = candidates;
-    a.admit.candidate_block_size = config.candidate_block_size;
+    a.admit.candidate_block_size = static_cast<int32_t>(consumed_block_size(config));
   }
   return a;
-}
-
-/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers. Host memory; the
-/// CUDA backend has its own.
-void clear_rows(const Tensor& t, int64_t rows) {
-  for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
-    int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
-    std::fill(cells, cells + t.shape[1], -1);
-  }
 }
 
 void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& step) {
@@ -75,15 +95,32 @@ void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& 
   if (!c.has(step.k)) c.absent("slot_mapping", step.slot_mapping, "without k");
 }
 
-}  // namespace
+void clear_buffers(const IndexerStep& step, const Backend& searcher, const Exec& exec) {
+  if (step.cleared) return;
+  // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
+  const bool alone = exec.team == nullptr;
+  if (alone || exec.team->rank == 0) {
+    clear_rows(searcher, step.out.indices, step.rows.count, exec);
+    clear_rows(searcher, step.out.slots, step.rows.count, exec);
+  }
+  if (!alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
+}
 
-void check(const IndexerConfig& config) {
-  const Check c("indexer", Mode::call);
+Exec dry_run(const Exec& exec) {
+  Exec dry = exec;
+  dry.flags |= kCheckOnly;
+  dry.stats = nullptr;
+  return dry;
+}
+
+void check_config(const char* op, const IndexerConfig& config) {
+  const Check c(op, Mode::call);
   c.number("heads", config.heads, 1, 65536);
   c.number("head_dim", config.head_dim, 1, 65536);
   c.number("topk", config.topk, 1, kMaxKeys);
   c.number("ratio", config.ratio, 0, kMaxKeys);
-  c.number("format", static_cast<int64_t>(config.format), 0, static_cast<int64_t>(KeyFormat::q8_0));
+  c.number("pool_size", config.pool_size, 0, kMaxKeys);
+  c.number("format", static_cast<int64_t>(config.format), 0, static_cast<int64_t>(KeyFormat::fp8_fnuz));
   c.number("scale", static_cast<int64_t>(config.scale), 0, 1);
   c.number("role", static_cast<int64_t>(config.role), 0, 2);
   c.number("force_first", config.force_first, 0, kMaxKeys);
@@ -91,11 +128,16 @@ void check(const IndexerConfig& config) {
   if (config.role == CandidateRole::none) return;
   c.number("candidate_block_size", config.candidate_block_size, 1, kMaxKeys);
   c.number("candidate_topk_blocks", config.candidate_topk_blocks, 1, kMaxKeys);
+  check_candidate_ratio(c, config);
 }
 
-size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const Exec& exec) {
-  check(config);
-  const Check c("indexer_workspace_bytes", Mode::query);
+void check(const IndexerConfig& config) {
+  check_config("indexer", config);
+  const Check c("indexer", Mode::call);
+  c.number("pool_size", config.pool_size, 0, 0);
+}
+
+IndexerStep largest_step(const Check& c, const IndexerConfig& config, const IndexerLimits& limits) {
   c.number("max_rows", limits.max_rows, 0, kMaxKeys);
   c.number("max_requests", limits.max_requests, 0, kMaxKeys);
   c.number("max_len", limits.max_len, 0, kMaxKeys);
@@ -106,7 +148,7 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
   step.keys.cache = {tensor(nullptr, DType::u8, {1, row_bytes(f, dim)}), f, Layout::planar, 1, config.head_dim};
   // As wide as a table can be: an engine's may be wider than max_len, and what is asked for hardly depends on it.
   step.keys.block_table = tensor(nullptr, DType::i32, {1, kMaxKeys});
-  const bool codes = f == KeyFormat::fp8 || f == KeyFormat::mxfp4;
+  const bool codes = is_fp8(f) || f == KeyFormat::mxfp4;
   step.q.values =
       tensor(nullptr, codes ? DType::u8 : DType::f32, {rows, config.heads, f == KeyFormat::mxfp4 ? dim / 2 : dim});
   if (f == KeyFormat::mxfp4) step.q.scales = tensor(nullptr, DType::u8, {rows, config.heads, dim / 32});
@@ -120,11 +162,16 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
   step.out.scores = tensor(nullptr, DType::f32, {rows, config.topk});
   step.out.slot_map = {step.keys.block_table, false, 1};
   step.candidates = tensor(nullptr, DType::i32, {rows, std::max(config.candidate_topk_blocks, 1)});
-  StoreK store = store_args(config, step);
-  store.k = tensor(nullptr, DType::f32, {rows, dim});
-  store.slot_mapping = tensor(nullptr, DType::i64, {rows});
+  step.slot_mapping = tensor(nullptr, DType::i64, {rows});
+  return step;
+}
+
+size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const Exec& exec) {
+  check(config);
+  IndexerStep step = largest_step(Check("indexer_workspace_bytes", Mode::query), config, limits);
+  step.k = tensor(nullptr, DType::f32, {limits.max_rows, config.head_dim});
   return std::max(paged_mqa_topk_workspace_bytes(search_args(config, step), exec),
-                  store_k_workspace_bytes(store, exec));
+                  store_k_workspace_bytes(store_args(config, step), exec));
 }
 
 void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& exec) {
@@ -132,6 +179,9 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
   check(config);
   const Check c("indexer_forward", Mode::call);
   check_step(c, config, step);
+  for (const Tensor* t : {&step.gate, &step.ape, &step.positions, &step.tail, &step.tail_slots}) {
+    c.absent("gate, ape, positions, tail and tail_slots", *t, "but in the k-pool layer");
+  }
   const PagedMqaTopk search = search_args(config, step);
   const StoreK store = store_args(config, step);
   // Both stages are checked before either writes.
@@ -139,19 +189,11 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
   const Backend& searcher = check_call(search, exec);
   const Backend* storer = stores ? &check_call(store, exec) : nullptr;
   if (exec.strict) {
-    Exec dry = exec;
-    dry.flags |= kCheckOnly;
-    dry.stats = nullptr;
+    const Exec dry = dry_run(exec);
     if (storer != nullptr) run_checked(*storer, store, dry);
     run_checked(searcher, search, dry);
   }
-  // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
-  const bool alone = exec.team == nullptr;
-  if (!step.cleared && (alone || exec.team->rank == 0)) {
-    clear_rows(step.out.indices, step.rows.count);
-    clear_rows(step.out.slots, step.rows.count);
-  }
-  if (!step.cleared && !alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
+  clear_buffers(step, searcher, exec);
   if (storer != nullptr) run_checked(*storer, store, exec);
   run_checked(searcher, search, exec);
 }

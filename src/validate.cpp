@@ -15,19 +15,11 @@ void check_enum(const Check& c, const char* name, int32_t value, int32_t last) {
 /// q.values, scales, weights for keys of `format` and head_dim. Returns heads.
 int64_t check_query(const Check& c, const Query& q, KeyFormat format, int64_t head_dim, int64_t count) {
   const Extent rows = at_least(count);
-  const DTypes dtypes = format == KeyFormat::fp8 ? kE4m3 : format == KeyFormat::mxfp4 ? kU8 : kFloats;
   const int64_t width = format == KeyFormat::mxfp4 ? head_dim / 2 : head_dim;
-  c.tensor("q.values", q.values, dtypes, {rows, at_least(1), exactly(width)}, kUnit);
+  c.tensor("q.values", q.values, query_dtypes(format), {rows, at_least(1), exactly(width)}, kUnit);
   const int64_t heads = q.values.shape[1];
   c.number("q.values heads", heads, 1, kMaxDim);
-  if (format != KeyFormat::mxfp4) {
-    c.absent("q.scales", q.scales, "but for mxfp4 keys");
-  } else if (q.scales.dtype == DType::i32) {
-    TOPKEY_REQUIRE(c, head_dim == 128, "q.scales", "u8|e8m0 [R, H, D/32] where D is not 128", describe(q.scales));
-    c.tensor("q.scales", q.scales, kI32, {rows, exactly(heads)}, kUnit);
-  } else {
-    c.tensor("q.scales", q.scales, kE8m0, {rows, exactly(heads), exactly(head_dim / 32)}, kUnit);
-  }
+  check_query_scales(c, "q.scales", q.scales, format, {rows, heads, head_dim}, 0);
   c.tensor("q.weights", q.weights, kWeights, {rows, exactly(heads)}, kUnit);
   return heads;
 }
@@ -51,6 +43,8 @@ void check_admit(const Check& c, const Admit& admit, int64_t rows, int64_t keys)
   c.number("admit.force_last", admit.force_last, 0, kMaxKeys);
 }
 
+}  // namespace
+
 void check_selection(const Check& c, const Selection& out, const RowFacts& rows, int64_t topk, bool block_size) {
   const Extent r = at_least(rows.count), k = at_least(topk);
   const bool indices = c.tensor("out.indices", out.indices, kI32, {r, k}, kUnit | kOptional | kOutput);
@@ -72,6 +66,8 @@ void check_selection(const Check& c, const Selection& out, const RowFacts& rows,
   check_enum(c, "out.order", static_cast<int32_t>(out.order), 2);
   check_enum(c, "out.fill", static_cast<int32_t>(out.fill), 2);
 }
+
+namespace {
 
 int64_t check_paged(const Check& c, const PagedKeys& keys, const RowFacts& rows) {
   check_cache(c, keys.cache);
@@ -166,7 +162,9 @@ Shape validate(const PagedMqaLogits& a, Mode mode) {
   const int64_t keys = c.has(a.rows.start) ? width : bounded(width, a.rows);
   const int64_t heads = check_query(c, a.q, a.keys.cache.format, a.keys.cache.head_dim, rows.count);
   c.tensor("logits", a.logits, kWeights, {at_least(rows.count), at_least(keys)}, kUnit | kOutput);
-  return scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
+  Shape s = scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
+  s.tiled = tile_rows(a.keys.cache.layout) > 0;
+  return s;
 }
 
 Shape validate(const Topk& a, Mode mode) {
@@ -227,9 +225,12 @@ Shape validate(const PagedMqaTopk& a, Mode mode) {
   check_selection(c, a.out, rows, a.topk, true);
   check_block_scores(c, a);
   Shape s = scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
+  s.tiled = tile_rows(a.keys.cache.layout) > 0;
   s.topk = a.topk;
   s.blocks = c.has(a.out.blocks) ? a.out.blocks.shape[1] : 0;
   s.candidates = c.has(a.admit.candidates) ? a.admit.candidates.shape[1] : -1;
+  s.whole = a.keys.shard.active() && (c.has(a.rows.start) || c.has(a.admit.candidates) || c.has(a.out.blocks) ||
+                                      a.admit.force_first > 0 || a.admit.force_last > 0);
   return s;
 }
 
@@ -249,6 +250,7 @@ Shape validate(const MergeTopk& a, Mode mode) {
   shape.rows = rows.count;
   shape.keys = s.shape[0] * s.shape[2];
   shape.topk = a.topk;
+  shape.whole = c.has(a.rows.start) || c.has(a.out.blocks) || a.force_first > 0 || a.force_last > 0;
   if (!c.has(a.out.blocks)) {
     c.absent("block_ids", a.block_ids, "without out.blocks");
     c.absent("block_scores", a.block_scores, "without out.blocks");

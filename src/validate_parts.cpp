@@ -13,26 +13,40 @@ DTypes value_dtypes(KeyFormat format) {
     case KeyFormat::f16: return set_of({DType::f16});
     case KeyFormat::f32: return kF32;
     case KeyFormat::mxfp4:
+    case KeyFormat::fp8_fnuz:
     case KeyFormat::q8_0: break;
   }
   return kU8;
 }
 
-/// Elements of a row of values (bytes, where they are packed), and back to head_dim.
+/// Elements of a row of values (bytes, where they are packed).
 int64_t row_elements(KeyFormat format, int64_t head_dim) {
-  return format == KeyFormat::mxfp4 || format == KeyFormat::q8_0 ? value_bytes(format, head_dim) : head_dim;
+  return is_packed(format) ? value_bytes(format, head_dim) : head_dim;
 }
-int64_t dim_of_elements(KeyFormat format, int64_t elements) {
-  if (format == KeyFormat::mxfp4) return elements * 2;
-  if (format == KeyFormat::q8_0) return elements % 34 == 0 ? elements / 34 * 32 : -1;
-  return elements;
+
+/// What a tiled page asks of its format, head_dim and page_size.
+void check_tiles(const Check& c, const KeyCache& cache) {
+  const int64_t tile = tile_rows(cache.layout);
+  if (tile == 0) return;
+  const std::string name = layout_name(cache.layout), format = format_name(cache.format);
+  const bool fp4 = cache.format == KeyFormat::mxfp4;
+  TOPKEY_REQUIRE(c, fp4 || (is_fp8(cache.format) && tile == 16), "cache.layout",
+                 is_fp8(cache.format) ? "planar, interleaved or tiled16 for " + format + " keys"
+                                      : "planar or interleaved for " + format + " keys",
+                 name);
+  TOPKEY_REQUIRE(c, fp4 ? cache.head_dim == 128 : cache.head_dim % 16 == 0, "cache.head_dim",
+                 (fp4 ? "128 for mxfp4 keys in " : "a multiple of 16 in ") + name + " pages",
+                 std::to_string(cache.head_dim));
+  TOPKEY_REQUIRE(c, cache.page_size % tile == 0, "cache.page_size",
+                 "a multiple of " + std::to_string(tile) + " in " + name + " pages", std::to_string(cache.page_size));
 }
 
 }  // namespace
 
 void check_format(const Check& c, const char* name, KeyFormat format) {
   const int f = static_cast<int>(format);
-  TOPKEY_REQUIRE(c, f >= 0 && f <= static_cast<int>(KeyFormat::q8_0), name, "a KeyFormat (0 to 5)", std::to_string(f));
+  TOPKEY_REQUIRE(c, f >= 0 && f <= static_cast<int>(KeyFormat::fp8_fnuz), name, "a KeyFormat (0 to 6)",
+                 std::to_string(f));
 }
 
 void check_dim(const Check& c, const char* name, KeyFormat format, int64_t head_dim) {
@@ -53,15 +67,14 @@ int64_t check_dense(const Check& c, DenseNames names, const DenseKeys& keys, Ext
   }
   c.tensor(names.values, keys.values, value_dtypes(format), {rows, exactly(row_elements(format, head_dim))},
            flags | kUnit);
-  const Extent scale_rows = rows;
-  if (format == KeyFormat::fp8) {
-    c.tensor(names.scales, keys.scales, kF32, {scale_rows}, flags);
+  if (is_fp8(format)) {
+    c.tensor(names.scales, keys.scales, kF32, {rows}, flags);
   } else if (format == KeyFormat::mxfp4) {
     if (keys.scales.dtype == DType::i32) {
       TOPKEY_REQUIRE(c, head_dim == 128, names.scales, "u8|e8m0 [N, D/32] where D is not 128", describe(keys.scales));
-      c.tensor(names.scales, keys.scales, kI32, {scale_rows}, flags);
+      c.tensor(names.scales, keys.scales, kI32, {rows}, flags);
     } else {
-      c.tensor(names.scales, keys.scales, kE8m0, {scale_rows, exactly(head_dim / 32)}, flags | kUnit);
+      c.tensor(names.scales, keys.scales, kE8m0, {rows, exactly(head_dim / 32)}, flags | kUnit);
     }
   } else {
     c.absent(names.scales, keys.scales, "for keys without scales of their own");
@@ -69,13 +82,32 @@ int64_t check_dense(const Check& c, DenseNames names, const DenseKeys& keys, Ext
   return head_dim;
 }
 
+DTypes query_dtypes(KeyFormat format) {
+  if (format == KeyFormat::fp8) return kE4m3;
+  return format == KeyFormat::mxfp4 || format == KeyFormat::fp8_fnuz ? kU8 : kFloats;
+}
+
+void check_query_scales(const Check& c, const char* name, const Tensor& scales, KeyFormat format,
+                        const QueryExtents& extents, unsigned flags) {
+  const auto& [rows, heads, head_dim] = extents;
+  if (format != KeyFormat::mxfp4) {
+    c.absent(name, scales, "but for mxfp4 keys");
+  } else if (scales.dtype == DType::i32) {
+    TOPKEY_REQUIRE(c, head_dim == 128, name, "u8|e8m0 [R, H, D/32] where D is not 128", describe(scales));
+    c.tensor(name, scales, kI32, {rows, exactly(heads)}, flags | kUnit);
+  } else {
+    c.tensor(name, scales, kE8m0, {rows, exactly(heads), exactly(head_dim / 32)}, flags | kUnit);
+  }
+}
+
 void check_cache(const Check& c, const KeyCache& cache) {
   check_format(c, "cache.format", cache.format);
   const int layout = static_cast<int>(cache.layout);
-  TOPKEY_REQUIRE(c, layout == 0 || layout == 1, "cache.layout", "planar (0) or interleaved (1)",
+  TOPKEY_REQUIRE(c, layout >= 0 && layout <= static_cast<int>(Layout::tiled64), "cache.layout", "a Layout (0 to 4)",
                  std::to_string(layout));
   c.number("cache.page_size", cache.page_size, 1, kMaxKeys);
   check_dim(c, "cache.head_dim", cache.format, cache.head_dim);
+  check_tiles(c, cache);
   const int64_t bytes = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim).page_bytes;
   c.tensor("cache.pages", cache.pages, kE4m3, {any(), at_least(bytes)}, kUnit);
   const int64_t stride = cache.pages.stride[0];
@@ -87,6 +119,15 @@ void check_cache(const Check& c, const KeyCache& cache) {
   }
   TOPKEY_REQUIRE(c, reinterpret_cast<uintptr_t>(cache.pages.data) % 4 == 0, "cache.pages", "4-byte aligned",
                  "a misaligned address");
+}
+
+Shape cache_shape(const KeyCache& cache, int64_t rows) {
+  Shape s{};
+  s.format = cache.format;
+  s.rows = rows;
+  s.head_dim = cache.head_dim;
+  s.tiled = tile_rows(cache.layout) > 0;
+  return s;
 }
 
 void check_shard(const Check& c, const Shard& shard) {
@@ -144,6 +185,8 @@ void check_rule(const Check& c, QuantRule rule, ScaleRule scale, KeyFormat forma
     suits = among({QuantRule::v32_query, QuantRule::v4_query, QuantRule::kpool_query, QuantRule::cpu_query});
   } else if (format == KeyFormat::fp8) {
     suits = among({QuantRule::v32_key, QuantRule::v4_key, QuantRule::kpool_key});
+  } else if (format == KeyFormat::fp8_fnuz) {
+    suits = query ? among({QuantRule::v32_query, QuantRule::v4_query}) : among({QuantRule::v32_key, QuantRule::v4_key});
   } else if (format == KeyFormat::mxfp4) {
     suits = among({QuantRule::mxfp4});
   } else {
@@ -151,8 +194,8 @@ void check_rule(const Check& c, QuantRule rule, ScaleRule scale, KeyFormat forma
   }
   const std::string side = std::string(format_name(format)) + (query ? " queries" : " keys");
   TOPKEY_REQUIRE(c, suits, "rule", "automatic or a rule of " + side, "rule " + std::to_string(r));
-  TOPKEY_REQUIRE(c, scale == ScaleRule::ue8m0 || format == KeyFormat::fp8, "scale",
-                 "ue8m0 (the default) but for fp8 keys", "f32");
+  TOPKEY_REQUIRE(c, scale == ScaleRule::ue8m0 || is_fp8(format), "scale",
+                 "ue8m0 (the default) but for fp8 and fp8_fnuz keys", "f32");
   TOPKEY_REQUIRE(c, scale == ScaleRule::ue8m0 || rule != QuantRule::v4_key, "scale", "ue8m0 under rule v4_key", "f32");
 }
 

@@ -2,6 +2,7 @@
 //
 // Checks of the structs that operations share (keys, queries, rows, norm, rope, ...), for validate_*.cpp alone.
 #pragma once
+#include "backend_table.h"
 #include "check.h"
 
 namespace topkey {
@@ -17,7 +18,18 @@ struct DenseNames {
 };
 int64_t check_dense(const Check& c, DenseNames names, const DenseKeys& keys, Extent rows, int64_t head_dim,
                     unsigned flags);
+/// Dtypes of queries that meet keys of `format`.
+DTypes query_dtypes(KeyFormat format);
+/// Scales of mxfp4 queries, u8|e8m0 [R,H,D/32] or i32 [R,H]; absent for others.
+struct QueryExtents {
+  Extent rows;
+  int64_t heads, head_dim;
+};
+void check_query_scales(const Check& c, const char* name, const Tensor& scales, KeyFormat format,
+                        const QueryExtents& extents, unsigned flags);
 void check_cache(const Check& c, const KeyCache& cache);
+/// Of an operation on a cache: format, head_dim, tiles.
+Shape cache_shape(const KeyCache& cache, int64_t rows);
 void check_shard(const Check& c, const Shard& shard);
 void check_block_table(const Check& c, const char* name, const Tensor& table, int64_t at_least_rows);
 void check_rope(const Check& c, const Rope& rope, int64_t rows, int64_t head_dim);
@@ -32,5 +44,7 @@ struct RowFacts {
 };
 /// default_end: dense operations have one (N), paged ones need end or length.
 RowFacts check_rows(const Check& c, const Rows& rows, bool has_default_end);
+/// Outputs of at least `topk` columns.
+void check_selection(const Check& c, const Selection& out, const RowFacts& rows, int64_t topk, bool has_blocks);
 
 }  // namespace topkey

@@ -21,7 +21,7 @@ Shape producer_shape(KeyFormat format, int64_t rows, int64_t head_dim) {
   return s;
 }
 
-bool has_own_scales(KeyFormat format) { return format == KeyFormat::fp8 || format == KeyFormat::mxfp4; }
+bool has_own_scales(KeyFormat format) { return is_fp8(format) || format == KeyFormat::mxfp4; }
 
 }  // namespace
 
@@ -95,15 +95,9 @@ Shape validate(const QuantizeQ& a, Mode mode) {
   check_rule(c, a.rule, ScaleRule::ue8m0, a.format, true);
   check_rope(c, a.rope, rows, dim);
   check_hadamard(c, a.hadamard, dim);
-  const DTypes out = a.format == KeyFormat::fp8 ? kE4m3 : a.format == KeyFormat::mxfp4 ? kU8 : kFloats;
   const int64_t width = a.format == KeyFormat::mxfp4 ? dim / 2 : dim;
-  c.tensor("q_out", a.q_out, out, {at_least(rows), exactly(heads), exactly(width)}, kUnit | kOutput);
-  if (a.format == KeyFormat::mxfp4) {
-    c.tensor("q_scales_out", a.q_scales_out, kE8m0, {at_least(rows), exactly(heads), exactly(dim / 32)},
-             kUnit | kOutput);
-  } else {
-    c.absent("q_scales_out", a.q_scales_out, "but for mxfp4");
-  }
+  c.tensor("q_out", a.q_out, query_dtypes(a.format), {at_least(rows), exactly(heads), exactly(width)}, kUnit | kOutput);
+  check_query_scales(c, "q_scales_out", a.q_scales_out, a.format, {at_least(rows), heads, dim}, kOutput);
   c.tensor("weights_out", a.weights_out, kF32, {at_least(rows), exactly(heads)}, kUnit | kOutput);
   Shape s = producer_shape(a.format, rows, dim);
   s.heads = heads;
@@ -145,7 +139,7 @@ Shape validate(const StoreK& a, Mode mode) {
   check_rope(c, a.rope, rows, dim);
   check_hadamard(c, a.hadamard, dim);
   check_rule(c, a.rule, a.scale, format, false);
-  return producer_shape(format, rows, dim);
+  return cache_shape(a.cache, rows);
 }
 
 Shape validate(const GatherK& a, Mode mode) {
@@ -160,7 +154,7 @@ Shape validate(const GatherK& a, Mode mode) {
                  std::string("that of the cache, ") + format_name(a.keys.cache.format),
                  std::to_string(static_cast<int>(a.out.format)));
   check_dense(c, {"out.values", "out.scales"}, a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
-  return producer_shape(a.out.format, a.total, a.keys.cache.head_dim);
+  return cache_shape(a.keys.cache, a.total);
 }
 
 }  // namespace topkey

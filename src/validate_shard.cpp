@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // What the collectives and a sharded step of the layer want.
+#include "indexer.h"
 #include "shard.h"
 #include "validate.h"
 #include "validate_parts.h"
@@ -73,24 +74,6 @@ void validate(const ShardSpec& spec, const char* op) {
 
 namespace {
 
-void check_config(const Check& c, const shard::Step& s) {
-  const KeyCache& cache = s.step.keys.cache;
-  TOPKEY_REQUIRE(c, cache.format == s.config.format, "keys.cache.format",
-                 std::string("the configured ") + format_name(s.config.format), format_name(cache.format));
-  TOPKEY_REQUIRE(c, cache.head_dim == s.config.head_dim, "keys.cache.head_dim",
-                 "the configured " + std::to_string(s.config.head_dim), std::to_string(cache.head_dim));
-  TOPKEY_REQUIRE(c, s.step.rows.count == 0 || s.step.q.values.shape[1] == s.config.heads, "q.values",
-                 "of the configured " + std::to_string(s.config.heads) + " heads", describe(s.step.q.values));
-  c.absent("out.blocks", s.step.out.blocks, "(the layer gives `candidates`)");
-  if (s.config.role == CandidateRole::none) {
-    c.absent("candidates", s.step.candidates, "without a candidate role");
-  } else {
-    c.tensor("candidates", s.step.candidates, kI32,
-             {at_least(s.step.rows.count), at_least(s.config.candidate_topk_blocks)}, kUnit);
-  }
-  if (!c.has(s.step.k)) c.absent("slot_mapping", s.step.slot_mapping, "without k");
-}
-
 /// Rows are answered in parts: each must say for itself which request it belongs to and what it sees.
 void check_rows(const Check& c, const Rows& rows) {
   const Extent r = at_least(rows.count);
@@ -152,8 +135,8 @@ void validate(const shard::Step& s, const Exec& exec) {
   validate_exec(op, exec);
   TOPKEY_REQUIRE(c, exec.team == nullptr, "exec.team", "absent in a sharded step", "a team");
   validate(s.spec, op);
-  check_config(c, s);
-  c.number("num_decode_rows", s.step.num_decode_rows, 0, s.step.rows.count);
+  layer::check(s.config);
+  layer::check_step(c, s.config, s.step);
   const bool context = s.spec.context.active();
   if (context || s.spec.row_shards > 1) check_rows(c, s.step.rows);
   if (context) check_context(c, s);

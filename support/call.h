@@ -20,7 +20,7 @@ namespace topkey::support {
 
 /// Arguments of any operation that a trace can hold.
 using CallArgs = std::variant<ExpandRows, QuantizeQ, QuantizeK, StoreK, GatherK, MqaLogits, PagedMqaLogits, Topk,
-                              SelectBlocks, MqaTopk, PagedMqaTopk, MergeTopk, ToSlots>;
+                              SelectBlocks, MqaTopk, PagedMqaTopk, MergeTopk, ToSlots, PoolK, CompressK, ExpandPools>;
 
 struct CallOptions {
   /// Metadata that replaces the trace's: {"topk", "512"}, {"out", "indices,scores"}.
@@ -60,7 +60,7 @@ class Call {
 /// outputs it has.
 Trace trace_of(const CallArgs& args);
 
-/// Outputs that `args` has, by their API names.
+/// Outputs that `args` has, by their API names. `tail` and `state` are inputs too.
 std::vector<std::pair<std::string, Tensor>> output_tensors(const CallArgs& args);
 void run_args(const CallArgs& args, const Exec& exec);
 /// Null where exec.backend (or the best one) can run it, else the reason; valid until this thread's next call.

@@ -12,8 +12,8 @@
 namespace topkey::support {
 
 using Names = std::initializer_list<const char*>;
-inline constexpr Names kFormatNames = {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0"};
-inline constexpr Names kLayoutNames = {"planar", "interleaved"};
+inline constexpr Names kFormatNames = {"fp8", "mxfp4", "bf16", "f16", "f32", "q8_0", "fp8_fnuz"};
+inline constexpr Names kLayoutNames = {"planar", "interleaved", "tiled16", "tiled32", "tiled64"};
 inline constexpr Names kOrderNames = {"position", "score", "any"};
 inline constexpr Names kFillNames = {"minus_one", "repeat", "value"};
 inline constexpr Names kNormNames = {"none", "layer", "rms"};
@@ -219,6 +219,47 @@ void fields(Io& io, MergeTopk& a) {
   io("force_last", a.force_last);
   io("block_scores", a.block_scores);
   io("block_ids", a.block_ids);
+}
+template <class Io>
+void fields(Io& io, PoolK& a) {
+  io("k", a.k);
+  io("gate", a.gate);
+  io("ape", a.ape);
+  io("positions", a.positions);
+  io("q_indptr", a.q_indptr);
+  io("slot_mapping", a.slot_mapping);
+  io("tail", a.tail);
+  io("tail_slots", a.tail_slots);
+  io("pool_size", a.pool_size);
+  io("scale", a.scale, kScaleNames);
+  fields(io, a.cache);
+  io("row_request", a.request);
+  io("next_n", a.next_n);
+}
+template <class Io>
+void fields(Io& io, CompressK& a) {
+  io("kv", a.kv);
+  io("score", a.score);
+  io("ape", a.ape);
+  io("positions", a.positions);
+  io("state", a.state);
+  io("state_slots", a.state_slots);
+  io("query_start", a.query_start);
+  io("rms_weight", a.rms_weight);
+  io("eps", a.eps);
+  io("cos_sin", a.cos_sin);
+  io("slot_mapping", a.slot_mapping);
+  fields(io, a.cache);
+  io("rule", a.rule, kRuleNames);
+  io("state_table", a.state_table);
+}
+template <class Io>
+void fields(Io& io, ExpandPools& a) {
+  io("pools", a.pools);
+  fields(io, a.rows);
+  io("pool_size", a.pool_size);
+  fields(io, a.out);
+  io("positions", a.positions);
 }
 
 }  // namespace topkey::support

@@ -80,6 +80,9 @@ int64_t row_count(const CallArgs& args) {
     int64_t operator()(const QuantizeK&) { return 0; }
     int64_t operator()(const StoreK&) { return 0; }
     int64_t operator()(const GatherK&) { return 0; }
+    int64_t operator()(const PoolK&) { return 0; }
+    int64_t operator()(const CompressK&) { return 0; }
+    int64_t operator()(const ExpandPools& a) { return of(a.pools); }
   };
   return std::visit(Count{}, args);
 }
@@ -114,7 +117,7 @@ DenseKeys OutputMaker::dense(KeyFormat format, int64_t rows, int64_t head_dim) {
   DenseKeys keys{};
   keys.format = format;
   keys.values = make("keys", code_dtype(format), {rows, code_width(format, head_dim)});
-  if (format == KeyFormat::fp8) keys.scales = make("key_scale", DType::f32, {rows});
+  if (is_fp8(format)) keys.scales = make("key_scale", DType::f32, {rows});
   if (format == KeyFormat::mxfp4) keys.scales = make("key_scale", DType::u8, {rows, head_dim / 32});
   return keys;
 }
@@ -145,7 +148,7 @@ void OutputMaker::outputs(QuantizeQ& a) {
   need(a.q, "q", 3);
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], head_dim = a.q.shape[2];
   const bool packed = a.format == KeyFormat::mxfp4;
-  const bool own = a.format != KeyFormat::fp8 && !packed;  // q keeps its dtype
+  const bool own = !is_fp8(a.format) && !packed;  // q keeps its dtype
   a.q_out = make("q_out", own ? a.q.dtype : code_dtype(a.format), {rows, heads, packed ? head_dim / 2 : head_dim});
   if (packed) a.q_scales_out = make("q_scales_out", DType::u8, {rows, heads, head_dim / 32});
   a.weights_out = make("weights_out", DType::f32, {rows, heads});
@@ -156,21 +159,41 @@ void OutputMaker::outputs(QuantizeK& a) {
   a.out = dense(a.out.format, a.k.shape[0], a.k.shape[1]);
 }
 
-void OutputMaker::outputs(StoreK& a) {
-  const Tensor given = a.cache.pages;
+void OutputMaker::cache(KeyCache& cache, const Tensor& slot_mapping) {
+  const Tensor given = cache.pages;
   if (given.data != nullptr) {
     need(given, "cache", 2);
-    a.cache.pages = make("cache", given.dtype, {given.shape[0], given.shape[1]});
+    cache.pages = make("cache", given.dtype, {given.shape[0], given.shape[1]});
     std::copy_n(static_cast<const std::byte*>(given.data), given.shape[0] * given.shape[1],
-                static_cast<std::byte*>(a.cache.pages.data));
+                static_cast<std::byte*>(cache.pages.data));
     return;
   }
-  if (a.cache.page_size <= 0 || a.cache.head_dim <= 0) {
-    throw TraceError("trace: without a cache, store_k needs page_size and head_dim above 0 in the metadata");
+  if (cache.page_size <= 0 || cache.head_dim <= 0) {
+    throw TraceError("trace: without a cache, the operation needs page_size and head_dim above 0 in the metadata");
   }
-  const int64_t page = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim).page_bytes;
-  const int64_t pages = settings_.number("pages", largest_slot(a.slot_mapping) / a.cache.page_size + 1);
-  a.cache.pages = make("cache", DType::u8, {pages, settings_.number("page_stride", (page + 3) / 4 * 4)});
+  const int64_t page = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim).page_bytes;
+  const int64_t pages = settings_.number("pages", largest_slot(slot_mapping) / cache.page_size + 1);
+  cache.pages = make("cache", DType::u8, {pages, settings_.number("page_stride", (page + 3) / 4 * 4)});
+}
+
+void OutputMaker::outputs(StoreK& a) { cache(a.cache, a.slot_mapping); }
+
+Tensor OutputMaker::state(const char* name, const Tensor& given) {
+  if (given.data == nullptr) return given;
+  const Tensor made = make(name, given.dtype, {given.shape, given.shape + given.ndim});
+  TraceTensor& kept = outputs_.at(name);
+  std::copy_n(static_cast<const std::byte*>(given.data), kept.bytes.size(), kept.bytes.data());
+  return made;
+}
+
+void OutputMaker::outputs(PoolK& a) {
+  cache(a.cache, a.slot_mapping);
+  a.tail = state("tail", a.tail);
+}
+
+void OutputMaker::outputs(CompressK& a) {
+  cache(a.cache, a.slot_mapping);
+  a.state = state("state", a.state);
 }
 
 void OutputMaker::outputs(GatherK& a) {
@@ -198,6 +221,15 @@ void OutputMaker::outputs(PagedMqaTopk& a) {
   }
 }
 void OutputMaker::outputs(MergeTopk& a) { selection(a.out, a.rows.count, a.topk, "scores,indices"); }
+void OutputMaker::outputs(ExpandPools& a) {
+  need(a.pools, "pools", 2);
+  const bool tail = a.positions.data != nullptr || a.rows.end.data != nullptr || a.rows.length.data != nullptr;
+  int64_t width = 0;
+  if (a.pool_size < 1 || __builtin_mul_overflow(a.pools.shape[1], int64_t{a.pool_size}, &width)) {
+    throw TraceError("trace: metadata 'pool_size' must be above 0, and pools as wide as an index can count");
+  }
+  selection(a.out, a.rows.count, width + (tail ? a.pool_size - 1 : 0), "");
+}
 void OutputMaker::outputs(SelectBlocks& a) {
   a.blocks = make("blocks", DType::i32, {a.rows.count, settings_.number("num_blocks", 0)});
 }

@@ -29,7 +29,7 @@ int64_t row_count(const CallArgs& args);
 
 /// outputs(args) sets every output of `args`. Which of a selection's: metadata `out`, a list with commas ("indices" by
 /// default; for expand_rows and to_slots all). `num_blocks` is the width of `blocks`; `logits_dtype` F32 or BF16;
-/// `pages` the size of a cache that store_k is to make.
+/// `pages` the size of a cache that store_k, pool_k or compress_k is to make.
 class OutputMaker {
  public:
   OutputMaker(const Settings& settings, uint64_t limit, std::map<std::string, TraceTensor>& outputs)
@@ -48,6 +48,9 @@ class OutputMaker {
   void outputs(MqaTopk& a);
   void outputs(PagedMqaTopk& a);
   void outputs(MergeTopk& a);
+  void outputs(PoolK& a);
+  void outputs(CompressK& a);
+  void outputs(ExpandPools& a);
 
  private:
   bool wants(const std::string& output, const char* otherwise = "indices") const;
@@ -55,6 +58,9 @@ class OutputMaker {
   void selection(Selection& out, int64_t rows, int64_t topk, const std::string& taken);
   DenseKeys dense(KeyFormat format, int64_t rows, int64_t head_dim);
   DType logits_dtype() const;
+  void cache(KeyCache& cache, const Tensor& slot_mapping);
+  /// A copy of what is there, to be written over.
+  Tensor state(const char* name, const Tensor& given);
 
   const Settings& settings_;
   uint64_t room_;

@@ -30,6 +30,7 @@ float scale_of(KeyFormat format, ScaleRule rule, const float* values, int64_t co
   const float amax = std::max(largest(values, count), 1e-4F);
   switch (format) {
     case KeyFormat::fp8: return rule == ScaleRule::f32 ? amax / 448 : exp2_int(ceil_log2(amax / 448));
+    case KeyFormat::fp8_fnuz: return rule == ScaleRule::f32 ? amax / 224 : exp2_int(ceil_log2(amax / 224));
     case KeyFormat::mxfp4: return exp2_int(ceil_log2(amax / 6));
     default: return f16_to_float(float_to_f16(amax / 127));
   }
@@ -63,7 +64,7 @@ double score_by(const CodedProblem& p, const ProblemSpec& spec, int64_t row, con
     const size_t i = static_cast<size_t>(row * spec.heads + h);
     sum += static_cast<double>(p.weights[i]) * std::max(0.0, dot(p.q[i], key, group_of(spec.format)));
   }
-  return spec.format == KeyFormat::fp8 ? sum * static_cast<double>(key.scale[0]) : sum;
+  return is_fp8(spec.format) ? sum * static_cast<double>(key.scale[0]) : sum;
 }
 
 /// order[i] = rank from the bottom that position i shall have.
@@ -194,9 +195,9 @@ void draw_queries(const ProblemSpec& spec, size_t rows, CodedProblem& p, Random&
     if (spec.weights_dtype == DType::bf16) weight = round_to_bf16(weight);
     CodedRow row{values, {}};
     float folded = weight;
-    if (spec.format == KeyFormat::fp8 || spec.format == KeyFormat::mxfp4) {
+    if (is_fp8(spec.format) || spec.format == KeyFormat::mxfp4) {
       row = spec.exact ? coded_as(spec.format, values, 1.F) : quantised(spec.format, ScaleRule::ue8m0, values);
-      if (spec.format == KeyFormat::fp8) folded *= row.scale[0];
+      if (is_fp8(spec.format)) folded *= row.scale[0];
     }
     if (!spec.exact) p.q_truth.push_back(values);
     p.weights_truth.push_back(weight);
@@ -223,7 +224,7 @@ void bend_queries(const ProblemSpec& spec, size_t rows, CodedProblem& p, Random&
 CodedRow quantised(KeyFormat format, ScaleRule rule, const std::vector<float>& values) {
   CodedRow row{values, {}};
   const auto count = static_cast<int64_t>(values.size());
-  const int64_t group = format == KeyFormat::fp8 ? count : group_of(format);
+  const int64_t group = is_fp8(format) ? count : group_of(format);
   if (group == 0) return row;
   for (int64_t at = 0; at < count; at += group) {
     const float scale = scale_of(format, rule, &values[static_cast<size_t>(at)], group);
@@ -238,52 +239,67 @@ CodedRow quantised(KeyFormat format, ScaleRule rule, const std::vector<float>& v
 
 CodedRow coded_as(KeyFormat format, const std::vector<float>& codes, float outer) {
   CodedRow row{codes, {}};
-  if (format == KeyFormat::fp8) row.scale.assign(1, outer);
+  if (is_fp8(format)) row.scale.assign(1, outer);
   if (group_of(format) > 0) row.scale.assign(codes.size() / 32, 1.F);
   return row;
 }
 
-void pack_query(DType dtype, const CodedRow& row, uint8_t* values, uint8_t* scales) {
-  for (size_t d = 0; d < row.code.size(); ++d) {
-    const float x = row.code[d];
-    const uint16_t half = dtype == DType::f16 ? float_to_f16(x) : float_to_bf16(x);
-    switch (dtype) {
-      case DType::f8_e4m3fn: values[d] = std::isnan(x) && std::signbit(x) ? uint8_t{0xFF} : float_to_e4m3(x); break;
-      case DType::u8: values[d / 2] = static_cast<uint8_t>(values[d / 2] | float_to_e2m1(x) << (d % 2 * 4)); break;
-      case DType::f32: std::memcpy(values + 4 * d, &x, sizeof x); break;
-      default: std::memcpy(values + 2 * d, &half, sizeof half);
-    }
+namespace {
+
+void pack_float(DType dtype, float x, uint8_t* to) {
+  const uint16_t half = dtype == DType::f16 ? float_to_f16(x) : float_to_bf16(x);
+  if (dtype == DType::f32) {
+    std::memcpy(to, &x, sizeof x);
+  } else {
+    std::memcpy(to, &half, sizeof half);
   }
-  if (dtype != DType::u8) return;
+}
+
+/// e2m1 pairs, and a ue8m0 byte for each 32.
+void pack_mxfp4(const CodedRow& row, uint8_t* values, uint8_t* scales) {
+  std::memset(values, 0, row.code.size() / 2);
+  for (size_t d = 0; d < row.code.size(); ++d)
+    values[d / 2] = static_cast<uint8_t>(values[d / 2] | float_to_e2m1(row.code[d]) << (d % 2 * 4));
   for (size_t b = 0; b < row.scale.size(); ++b) {
     const float s = row.scale[b];
     scales[b] = std::isnan(s) ? uint8_t{255} : static_cast<uint8_t>(std::clamp(std::ilogb(s) + 127, 0, 254));
   }
 }
 
+void pack_q8_0(const CodedRow& row, uint8_t* values) {
+  for (size_t b = 0; b < row.scale.size(); ++b) {
+    const uint16_t d = float_to_f16(row.scale[b]);
+    std::memcpy(values + 34 * b, &d, sizeof d);
+    for (size_t i = 0; i < 32; ++i) {
+      values[34 * b + 2 + i] =
+          static_cast<uint8_t>(static_cast<int8_t>(std::clamp(row.code[32 * b + i], -127.F, 127.F)));
+    }
+  }
+}
+
+}  // namespace
+
+void pack_query(KeyFormat format, DType dtype, const CodedRow& row, uint8_t* values, uint8_t* scales) {
+  if (format == KeyFormat::mxfp4) return pack_mxfp4(row, values, scales);
+  for (size_t d = 0; d < row.code.size(); ++d) {
+    const float x = row.code[d];
+    switch (format) {
+      case KeyFormat::fp8: values[d] = std::isnan(x) && std::signbit(x) ? uint8_t{0xFF} : float_to_e4m3(x); break;
+      case KeyFormat::fp8_fnuz: values[d] = float_to_e4m3fnuz(x); break;
+      default: pack_float(dtype, x, values + d * dtype_bytes(dtype));
+    }
+  }
+}
+
 void pack_key(KeyFormat format, const CodedRow& row, uint8_t* values, uint8_t* scales) {
   switch (format) {
-    case KeyFormat::fp8:
-      pack_query(DType::f8_e4m3fn, row, values, nullptr);
-      std::memcpy(scales, row.scale.data(), sizeof(float));
-      break;
-    case KeyFormat::mxfp4:
-      std::memset(values, 0, row.code.size() / 2);
-      pack_query(DType::u8, row, values, scales);
-      break;
-    case KeyFormat::bf16: pack_query(DType::bf16, row, values, nullptr); break;
-    case KeyFormat::f16: pack_query(DType::f16, row, values, nullptr); break;
-    case KeyFormat::f32: pack_query(DType::f32, row, values, nullptr); break;
-    case KeyFormat::q8_0:
-      for (size_t b = 0; b < row.scale.size(); ++b) {
-        const uint16_t d = float_to_f16(row.scale[b]);
-        std::memcpy(values + 34 * b, &d, sizeof d);
-        for (size_t i = 0; i < 32; ++i) {
-          values[34 * b + 2 + i] =
-              static_cast<uint8_t>(static_cast<int8_t>(std::clamp(row.code[32 * b + i], -127.F, 127.F)));
-        }
-      }
+    case KeyFormat::bf16: return pack_query(format, DType::bf16, row, values, scales);
+    case KeyFormat::f16: return pack_query(format, DType::f16, row, values, scales);
+    case KeyFormat::f32: return pack_query(format, DType::f32, row, values, scales);
+    case KeyFormat::q8_0: return pack_q8_0(row, values);
+    default: pack_query(format, DType::none, row, values, scales);
   }
+  if (format != KeyFormat::mxfp4) std::memcpy(scales, row.scale.data(), sizeof(float));
 }
 
 CodedProblem coded_problem(const ProblemSpec& spec, const std::vector<int64_t>& lens,

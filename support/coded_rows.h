@@ -30,8 +30,8 @@ CodedRow quantised(KeyFormat format, ScaleRule rule, const std::vector<float>& v
 CodedRow coded_as(KeyFormat format, const std::vector<float>& codes, float outer);
 /// Packs values to `values` and scales (fp8, mxfp4) to `scales`.
 void pack_key(KeyFormat format, const CodedRow& row, uint8_t* values, uint8_t* scales);
-/// Packs one q vector of dtype `dtype`.
-void pack_query(DType dtype, const CodedRow& row, uint8_t* values, uint8_t* scales);
+/// Packs one q vector that meets keys of `format`; `dtype` where that leaves a choice.
+void pack_query(KeyFormat format, DType dtype, const CodedRow& row, uint8_t* values, uint8_t* scales);
 
 /// Memory for keys of p.spec: a matrix of `count` rows; or pages for p.lens at random places of a pool, and
 /// p.page_ids. Then the table.

@@ -282,7 +282,7 @@ Report compare_unquantised(const Truth& truth, const Unquantised& exact, const R
     }
   }
   report.calc_diff = diff.value();
-  const double limit = format == KeyFormat::fp8 ? 1e-3 : format == KeyFormat::mxfp4 ? 0.02 : 0;
+  const double limit = is_fp8(format) ? 1e-3 : format == KeyFormat::mxfp4 ? 0.02 : 0;
   if (judge && limit > 0 && report.calc_diff >= limit) {
     report.fail("calc_diff " + number(report.calc_diff) + " against unquantised scores, limit " + number(limit));
   }

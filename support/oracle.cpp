@@ -48,6 +48,7 @@ void decode_values(KeyFormat format, DType dtype, int64_t head_dim, const uint8_
     float single;
     switch (format) {
       case KeyFormat::fp8: out[d] = e4m3_value(at[d]); break;
+      case KeyFormat::fp8_fnuz: out[d] = e4m3fnuz_value(at[d]); break;
       case KeyFormat::mxfp4: {
         const int code = d % 2 == 0 ? at[d / 2] & 15 : at[d / 2] >> 4;
         out[d] = e2m1_value(static_cast<uint8_t>(code)) * e8m0_value(scales[d / 32]);
@@ -73,6 +74,36 @@ void decode_values(KeyFormat format, DType dtype, int64_t head_dim, const uint8_
   }
 }
 
+/// Row `row` of a tiled page put together, by walking through its group in the order of storage: pieces of 16 bytes,
+/// rows inside a piece. The four scales of an mxfp4 row fall into N/16 that lie side by side and 64/N steps between
+/// them.
+KeyBytes whole_row(const KeyCache& cache, const uint8_t* page, int64_t row) {
+  const int64_t n = tile_rows(cache.layout), group = row / n, v = value_bytes(cache.format, cache.head_dim),
+                g = scale_bytes(cache.format, cache.head_dim);
+  auto bytes = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(v + g));
+  const uint8_t* at = page + group * n * v;
+  for (int64_t piece = 0; piece < v / 16; ++piece) {
+    for (int64_t lane = 0; lane < n; ++lane, at += 16) {
+      if (lane == row % n) std::memcpy(bytes->data() + piece * 16, at, 16);
+    }
+  }
+  uint8_t* scales = bytes->data() + v;
+  at = page + cache.page_size * v + group * n * g;
+  if (cache.format != KeyFormat::mxfp4) {
+    std::memcpy(scales, at + row % n * g, static_cast<size_t>(g));
+  } else {
+    const int64_t steps = 64 / n;
+    for (int64_t step = 0; step < steps; ++step) {
+      for (int64_t lane = 0; lane < n; ++lane) {
+        for (int64_t side = 0; side < n / 16; ++side, ++at) {
+          if (lane == row % n) scales[side * steps + step] = *at;
+        }
+      }
+    }
+  }
+  return {bytes->data(), scales, bytes};
+}
+
 double relu(double x) { return x < 0 ? 0 : x; }  // NaN stays
 
 }  // namespace
@@ -89,7 +120,8 @@ RowRange row_range(const Rows& rows, int64_t row, int64_t default_end, int64_t t
 
 std::optional<KeyBytes> key_at(const DenseKeys& keys, int64_t column) {
   if (column < 0 || column >= keys.values.shape[0]) return {};
-  return KeyBytes{element(keys.values, column), keys.scales.data != nullptr ? element(keys.scales, column) : nullptr};
+  const uint8_t* scales = keys.scales.data != nullptr ? element(keys.scales, column) : nullptr;
+  return KeyBytes{element(keys.values, column), scales, {}};
 }
 
 std::optional<KeyBytes> key_at(const PagedKeys& keys, int64_t line, int64_t position) {
@@ -99,16 +131,21 @@ std::optional<KeyBytes> key_at(const PagedKeys& keys, int64_t line, int64_t posi
   const int64_t page = int_at(keys.block_table, line, column);
   if (page < 0 || page >= cache.pages.shape[0]) return {};
   const uint8_t* base = static_cast<const uint8_t*>(cache.pages.data) + page * cache.pages.stride[0];
+  if (tile_rows(cache.layout) > 0) return whole_row(cache, base, offset);
   const int64_t values = value_bytes(cache.format, cache.head_dim), scales = scale_bytes(cache.format, cache.head_dim);
   const bool planar = cache.layout == Layout::planar;
   const uint8_t* value = base + offset * (planar ? values : values + scales);
   const uint8_t* scale = planar ? base + cache.page_size * values + offset * scales : value + values;
-  return KeyBytes{value, scales > 0 ? scale : nullptr};
+  return KeyBytes{value, scales > 0 ? scale : nullptr, {}};
 }
 
 double e4m3_value(uint8_t code) {
   if ((code & 0x7F) == 0x7F) return kNaN;
   return small_float(code & 0x80, code >> 3 & 15, code & 7, 3, 7);
+}
+
+double e4m3fnuz_value(uint8_t code) {
+  return code == 0x80 ? kNaN : small_float(code & 0x80, code >> 3 & 15, code & 7, 3, 8);
 }
 
 double f16_value(uint16_t bits) {
@@ -125,7 +162,7 @@ double e8m0_value(uint8_t byte) { return byte == 255 ? kNaN : std::ldexp(1.0, by
 double decode_key(KeyFormat format, int64_t head_dim, const KeyBytes& key, double* values) {
   const DType dtype = format == KeyFormat::f32 ? DType::f32 : format == KeyFormat::f16 ? DType::f16 : DType::bf16;
   decode_values(format, dtype, head_dim, key.values, key.scales, values);
-  if (format != KeyFormat::fp8) return 1;
+  if (format != KeyFormat::fp8 && format != KeyFormat::fp8_fnuz) return 1;
   float scale;
   std::memcpy(&scale, key.scales, sizeof scale);
   return static_cast<double>(scale);
@@ -135,7 +172,7 @@ Scorer::Scorer(const Query& q, KeyFormat format, int64_t head_dim)
     : format_(format), rows_(q.values.shape[0]), heads_(q.values.shape[1]), head_dim_(head_dim) {
   q_.resize(static_cast<size_t>(rows_ * heads_ * head_dim_));
   weights_.resize(static_cast<size_t>(rows_ * heads_));
-  const bool coded = format == KeyFormat::fp8 || format == KeyFormat::mxfp4;
+  const bool coded = format == KeyFormat::fp8 || format == KeyFormat::mxfp4 || format == KeyFormat::fp8_fnuz;
   const KeyFormat q_format = coded ? format : KeyFormat::f32;  // f32 stands for "by dtype" below
   for (int64_t r = 0; r < rows_; ++r) {
     for (int64_t h = 0; h < heads_; ++h) {
@@ -164,7 +201,8 @@ Score Scorer::score(int64_t row, const KeyBytes& key) const {
     a += std::abs(weight) * absolute;
     weight_sum += std::abs(weight);
   }
-  const double tiny = (static_cast<double>(head_dim_) * weight_sum + static_cast<double>(heads_)) * std::abs(outer) + 2;
+  const double last = format_ == KeyFormat::mxfp4 ? 16 : std::abs(outer);
+  const double tiny = (static_cast<double>(head_dim_) * weight_sum + static_cast<double>(heads_)) * last + 2;
   const bool decided = !std::isfinite(a) || (std::isinf(outer) && std::abs(sum) > 0x1p-6 * a);
   return {canonical(static_cast<float>(sum * outer)), decided ? 0 : a * std::abs(outer),
           std::isfinite(tiny) ? tiny : 0};

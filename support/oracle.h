@@ -5,6 +5,7 @@
 // outputs against it. Everything here reads host memory.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -34,7 +35,8 @@ inline int64_t table_line(bool table_per_row, int64_t row, const RowRange& range
 /// Where one key's bytes lie.
 struct KeyBytes {
   const uint8_t* values;
-  const uint8_t* scales;  ///< fp8: its f32; mxfp4: its D/32 bytes; else null
+  const uint8_t* scales;                                ///< fp8: its f32; mxfp4: its D/32 bytes; else null
+  std::shared_ptr<const std::vector<uint8_t>> whole{};  ///< what both point into, where a tiled page has no whole row
 };
 /// Column `column` of a key matrix; position `position` behind line `line` of the table. Empty: cannot be read.
 std::optional<KeyBytes> key_at(const DenseKeys& keys, int64_t column);
@@ -45,6 +47,7 @@ std::optional<KeyBytes> key_at(const PagedKeys& keys, int64_t line, int64_t posi
 
 /// Values of codes, one at a time, by formula.
 double e4m3_value(uint8_t code);
+double e4m3fnuz_value(uint8_t code);
 double f16_value(uint16_t bits);
 double e2m1_value(uint8_t code);
 double e8m0_value(uint8_t byte);
@@ -55,7 +58,8 @@ struct Score {
   /// A, which the error bounds multiply. 0 where infinities in q or k decide; infinite where nothing does: an
   /// infinite key scale on a sum within 2^-6 A of 0, whose sign is rounding's.
   double a;
-  /// Roundings that may happen below 2^-126, each of 2^-150: (D * sum |w| + H) * |kscale| + 2.
+  /// Roundings that may happen below 2^-126, each of 2^-150: (D * sum |w| + H) * |kscale| + 2. mxfp4: 16 for kscale,
+  /// as arithmetic `f32` holds q and k as a quarter of themselves.
   double tiny;
 };
 /// Scores keys against the rows of one Query, decoded once.

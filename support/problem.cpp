@@ -130,9 +130,8 @@ void set_query(Problem& p, const CodedProblem& data) {
   if (packed) p.q_scales = Array(DType::u8, {rows, h, d / 32});
   p.weights = Array(spec.weights_dtype, {rows, h});
   for (int64_t i = 0; i < rows * h; ++i) {
-    const DType kind = spec.format == KeyFormat::fp8 ? DType::f8_e4m3fn : dtype;
     const size_t at = static_cast<size_t>(i);
-    pack_query(kind, data.q[at], element(p.q.view(), i / h, i % h),
+    pack_query(spec.format, dtype, data.q[at], element(p.q.view(), i / h, i % h),
                packed ? element(p.q_scales.view(), i / h, i % h) : nullptr);
     if (spec.weights_dtype == DType::bf16) {
       p.weights.as<uint16_t>()[i] = float_to_bf16(data.weights[at]);
@@ -175,10 +174,12 @@ DType dense_dtype(KeyFormat format) {
 }
 
 void set_keys(Problem& p, const CodedProblem& data) {
+  std::vector<uint8_t> values(static_cast<size_t>(value_bytes(p.spec.format, p.spec.head_dim)));
+  std::vector<uint8_t> scales(static_cast<size_t>(scale_bytes(p.spec.format, p.spec.head_dim)));
   for (size_t b = 0; b < p.lens.size(); ++b) {
     for (int64_t t = 0; t < p.lens[b]; ++t) {
-      const auto request = static_cast<int64_t>(b);
-      pack_key(p.spec.format, data.keys[b][static_cast<size_t>(t)], p.values_at(request, t), p.scales_at(request, t));
+      pack_key(p.spec.format, data.keys[b][static_cast<size_t>(t)], values.data(), scales.data());
+      p.write_key(static_cast<int64_t>(b), t, values.data(), scales.data());
     }
   }
 }
@@ -187,9 +188,9 @@ void set_keys(Problem& p, const CodedProblem& data) {
 
 void allocate_dense(Problem& p, int64_t count) {
   const ProblemSpec& spec = p.spec;
-  const bool packed = spec.format == KeyFormat::mxfp4 || spec.format == KeyFormat::q8_0;
-  p.keys = Array(dense_dtype(spec.format), {count, packed ? value_bytes(spec.format, spec.head_dim) : spec.head_dim});
-  if (spec.format == KeyFormat::fp8) p.key_scales = Array(DType::f32, {count});
+  p.keys = Array(dense_dtype(spec.format),
+                 {count, is_packed(spec.format) ? value_bytes(spec.format, spec.head_dim) : spec.head_dim});
+  if (is_fp8(spec.format)) p.key_scales = Array(DType::f32, {count});
   if (spec.format == KeyFormat::mxfp4) p.key_scales = Array(DType::u8, {count, spec.head_dim / 32});
 }
 
@@ -204,7 +205,7 @@ void allocate_pages(Problem& p, Random& random) {
   random.shuffle(ids);
   const auto pages = static_cast<int64_t>(ids.size());
   const Array pool(DType::u8, {(pages - 1) * stride + bytes}, static_cast<size_t>(spec.storage_offset));
-  std::memset(pool.as<uint8_t>(), 0xFF, pool.bytes());  // NaN in every format, as codes and as scales
+  std::memset(pool.as<uint8_t>(), 0xFF, pool.bytes());  // NaN in every format, as codes or as scales
   p.pages = pool.seen_as(tensor(pool.as<uint8_t>(), DType::u8, {pages, bytes}, {stride, 1}));
   auto next = ids.begin();
   p.page_ids.clear();
@@ -237,7 +238,8 @@ DType query_dtype(const ProblemSpec& spec) {
   if (spec.q_dtype != DType::none) return spec.q_dtype;
   switch (spec.format) {
     case KeyFormat::fp8: return DType::f8_e4m3fn;
-    case KeyFormat::mxfp4: return DType::u8;
+    case KeyFormat::mxfp4:
+    case KeyFormat::fp8_fnuz: return DType::u8;
     case KeyFormat::bf16: return DType::bf16;
     case KeyFormat::f16: return DType::f16;
     default: return DType::f32;
@@ -266,6 +268,28 @@ Problem make_problem(const ProblemSpec& spec) {
   }
   set_keys(p, data);
   return p;
+}
+
+void Problem::read_key(int64_t b, int64_t position, uint8_t* values, uint8_t* scales) const {
+  if (!keys) {
+    const int32_t page = page_ids[static_cast<size_t>(b)][static_cast<size_t>(position / spec.page_size)];
+    const PageLayout layout = page_layout(spec.format, spec.layout, spec.page_size, spec.head_dim);
+    return read_row(layout, element(pages.view(), page), position % spec.page_size, values, scales);
+  }
+  std::memcpy(values, values_at(b, position), static_cast<size_t>(value_bytes(spec.format, spec.head_dim)));
+  if (scales == nullptr || !key_scales) return;
+  std::memcpy(scales, scales_at(b, position), static_cast<size_t>(scale_bytes(spec.format, spec.head_dim)));
+}
+
+void Problem::write_key(int64_t b, int64_t position, const uint8_t* values, const uint8_t* scales) const {
+  if (!keys) {
+    const int32_t page = page_ids[static_cast<size_t>(b)][static_cast<size_t>(position / spec.page_size)];
+    const PageLayout layout = page_layout(spec.format, spec.layout, spec.page_size, spec.head_dim);
+    return write_row(layout, element(pages.view(), page), position % spec.page_size, values, scales);
+  }
+  std::memcpy(values_at(b, position), values, static_cast<size_t>(value_bytes(spec.format, spec.head_dim)));
+  if (scales == nullptr || !key_scales) return;
+  std::memcpy(scales_at(b, position), scales, static_cast<size_t>(scale_bytes(spec.format, spec.head_dim)));
 }
 
 uint8_t* Problem::values_at(int64_t b, int64_t position) const {
@@ -345,7 +369,8 @@ std::string Problem::text() const {
       " windows=" + std::to_string(static_cast<int>(spec.windows)) + " seed=" + std::to_string(spec.seed);
   if (!spec.paged) return line;
   return line + " requests=" + std::to_string(spec.requests) + " page=" + std::to_string(spec.page_size) +
-         " stride=" + std::to_string(pages.view().stride[0]) + (spec.layout == Layout::planar ? "" : " interleaved") +
+         " stride=" + std::to_string(pages.view().stride[0]) +
+         (spec.layout == Layout::planar ? "" : std::string(" ") + layout_name(spec.layout)) +
          (spec.table_per_row ? " table_per_row" : "") +
          " addressing=" + std::to_string(static_cast<int>(spec.addressing));
 }

@@ -27,14 +27,14 @@ enum class Addressing : int32_t { request, q_indptr, next_n };
 
 struct ProblemSpec {
   KeyFormat format = KeyFormat::fp8;
-  DType q_dtype = DType::none;       ///< none: f8 (fp8), u8 (mxfp4), the keys' own (bf16, f16, f32), f32 (q8_0)
+  DType q_dtype = DType::none;  ///< none: f8 (fp8), u8 (mxfp4, fp8_fnuz), the keys' own (bf16, f16, f32), f32 (q8_0)
   DType weights_dtype = DType::f32;  ///< or bf16
   int32_t heads = 4, head_dim = 32;
   int64_t rows = 8;
   int64_t keys = 100;  ///< dense: N. paged: the longest request's length (the others: random, up to it)
   Pattern pattern = Pattern::normal;
   bool exact = false;                  ///< exact inputs (exact.h)
-  ScaleRule scale = ScaleRule::ue8m0;  ///< fp8 keys, inexact problems
+  ScaleRule scale = ScaleRule::ue8m0;  ///< fp8 and fp8_fnuz keys, inexact problems
   Windows windows = Windows::full;
   bool length_not_end = false;  ///< give `length` instead of `end`
   uint64_t seed = 1;
@@ -69,7 +69,10 @@ struct Problem {
 
   int64_t count() const { return static_cast<int64_t>(row_request.size()); }
   int64_t width() const;  ///< columns of its logits: N; the table's width in keys, or max_len (without start)
-  /// Bytes of key `position` of request `b`: values, and scales where the format has separate ones.
+  /// Bytes of key `position` of request `b`, values and scales (null: left out), out of its row and into it.
+  void read_key(int64_t b, int64_t position, uint8_t* values, uint8_t* scales) const;
+  void write_key(int64_t b, int64_t position, const uint8_t* values, const uint8_t* scales) const;
+  /// Where they lie: values, and scales where the format has separate ones. Not for tiled pages.
   uint8_t* values_at(int64_t b, int64_t position) const;
   uint8_t* scales_at(int64_t b, int64_t position) const;
   Query query() const;

@@ -27,10 +27,10 @@ Array take(const Array& from, const std::vector<int64_t>& rows) {
 
 void copy_key(const Problem& from, int64_t b, int64_t position, const Problem& to, int64_t to_b, int64_t to_position) {
   const ProblemSpec& spec = from.spec;
-  const auto values = static_cast<size_t>(value_bytes(spec.format, spec.head_dim));
-  const auto scales = static_cast<size_t>(scale_bytes(spec.format, spec.head_dim));
-  std::memcpy(to.values_at(to_b, to_position), from.values_at(b, position), values);
-  if (scales > 0) std::memcpy(to.scales_at(to_b, to_position), from.scales_at(b, position), scales);
+  std::vector<uint8_t> values(static_cast<size_t>(value_bytes(spec.format, spec.head_dim)));
+  std::vector<uint8_t> scales(static_cast<size_t>(scale_bytes(spec.format, spec.head_dim)));
+  from.read_key(b, position, values.data(), scales.data());
+  to.write_key(to_b, to_position, values.data(), scales.data());
 }
 
 }  // namespace

@@ -10,13 +10,14 @@
 #include <string>
 
 #include "support/array.h"
+#include "support/on_device.h"
 #include "topkey/topkey.h"
 
 namespace topkey::support {
 
 #define TOPKEY_SUPPORT_OP(Args, name)                                                                              \
   inline const char* op_name(const Args&) { return #name; }                                                        \
-  inline void launch(const Args& args, const Exec& exec) { name(args, exec); }                                     \
+  inline void call_op(const Args& args, const Exec& exec) { name(args, exec); }                                    \
   inline size_t workspace_bytes(const Args& args, const Exec& exec) { return name##_workspace_bytes(args, exec); } \
   inline const char* unsupported(const Args& args, const Exec& exec) { return name##_unsupported(args, exec); }
 TOPKEY_SUPPORT_OP(ExpandRows, expand_rows)
@@ -32,9 +33,24 @@ TOPKEY_SUPPORT_OP(SelectBlocks, select_blocks)
 TOPKEY_SUPPORT_OP(MqaTopk, mqa_topk)
 TOPKEY_SUPPORT_OP(PagedMqaTopk, paged_mqa_topk)
 TOPKEY_SUPPORT_OP(MergeTopk, merge_topk)
+TOPKEY_SUPPORT_OP(PoolK, pool_k)
+TOPKEY_SUPPORT_OP(CompressK, compress_k)
+TOPKEY_SUPPORT_OP(ExpandPools, expand_pools)
 #undef TOPKEY_SUPPORT_OP
 
-/// Runs `args` on exec.backend (null = the library's choice) in a workspace of its own. Host memory.
+/// Runs `args`, whose memory is the host's: a GPU gets copies of it (on_device.h).
+template <class Args>
+void launch(const Args& args, const Exec& exec) {
+  if (exec.device == Device::cpu) {
+    call_op(args, exec);
+    return;
+  }
+  on_device(
+      args, exec, [](const Args& a, const Exec& e) { call_op(a, e); }, unsupported(args, exec) == nullptr);
+}
+
+/// Runs `args` on exec.backend (null = the library's choice) in a workspace of its own. Host memory; copies of it on a
+/// GPU.
 template <class Args>
 void run(const Args& args, Exec exec) {
   constexpr size_t kCanary = 64;

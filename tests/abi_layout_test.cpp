@@ -98,18 +98,25 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
 #define PAGED_MQA_TOPK(F) MQA_TOPK(F) F(whole_start) F(whole_end) F(block_scores)
 #define MERGE_TOPK(F) \
   F(struct_size) F(scores) F(indices) F(topk) F(rows) F(out) F(force_first) F(force_last) F(block_scores) F(block_ids)
+#define POOL_K(F) \
+  F(struct_size) F(k) F(gate) F(ape) F(positions) F(q_indptr) F(slot_mapping) F(tail) F(tail_slots) F(pool_size) \
+  F(scale) F(cache) F(request) F(next_n)
+#define COMPRESS_K(F) \
+  F(struct_size) F(kv) F(score) F(ape) F(positions) F(state) F(state_slots) F(query_start) F(rms_weight) F(eps) \
+  F(cos_sin) F(slot_mapping) F(cache) F(rule) F(state_table)
+#define EXPAND_POOLS(F) F(struct_size) F(pools) F(rows) F(pool_size) F(out) F(positions)
 #define RANGE(F) F(first) F(last)
 #define PREFILL_CHUNK(F) F(first_request) F(last_request) F(first_row) F(last_row) F(total_keys) F(skip_gather)
 #define PLAN_STEP(F) \
   F(struct_size) F(num_requests) F(query_lens) F(seq_lens) F(prefilling) F(decode_threshold) F(require_uniform) \
   F(extends_prefill) F(ratio) F(gather_rows) F(logits_bytes) F(row_shards) F(min_shard_rows)
 #define INDEXER_CONFIG(F) \
-  F(struct_size) F(heads) F(head_dim) F(topk) F(ratio) F(format) F(scale) F(role) F(candidate_block_size) \
-  F(candidate_topk_blocks) F(force_first) F(force_last)
+  F(struct_size) F(heads) F(head_dim) F(topk) F(ratio) F(pool_size) F(format) F(scale) F(role) F(candidate_block_size) \
+  F(candidate_topk_blocks) F(force_first) F(force_last) F(candidate_ratio)
 #define INDEXER_LIMITS(F) F(struct_size) F(max_rows) F(max_requests) F(max_len) F(max_next_n)
 #define INDEXER_STEP(F) \
-  F(struct_size) F(k) F(k_scales) F(slot_mapping) F(norm) F(rope) F(hadamard) F(q) F(keys) F(rows) \
-  F(num_decode_rows) F(candidates) F(out) F(cleared) F(skip_step)
+  F(struct_size) F(k) F(k_scales) F(gate) F(ape) F(positions) F(slot_mapping) F(tail) F(tail_slots) F(norm) F(rope) \
+  F(hadamard) F(q) F(keys) F(rows) F(num_decode_rows) F(candidates) F(out) F(cleared) F(skip_step)
 #define SHARD_SPEC(F) \
   F(struct_size) F(context) F(row_rank) F(row_shards) F(prefill_rank) F(prefill_size) F(shard_decode) F(exchange_limit)
 #define SHARD_STEP(F) \
@@ -145,6 +152,9 @@ CHECK_TWIN(topkey_select_blocks_args, SelectBlocks, SELECT_BLOCKS)
 CHECK_TWIN(topkey_mqa_topk_args, MqaTopk, MQA_TOPK)
 CHECK_TWIN(topkey_paged_mqa_topk_args, PagedMqaTopk, PAGED_MQA_TOPK)
 CHECK_TWIN(topkey_merge_topk_args, MergeTopk, MERGE_TOPK)
+CHECK_TWIN(topkey_pool_k_args, PoolK, POOL_K)
+CHECK_TWIN(topkey_compress_k_args, CompressK, COMPRESS_K)
+CHECK_TWIN(topkey_expand_pools_args, ExpandPools, EXPAND_POOLS)
 CHECK_TWIN(topkey_range, Range, RANGE)
 CHECK_TWIN(topkey_prefill_chunk, PrefillChunk, PREFILL_CHUNK)
 CHECK_TWIN(topkey_plan_step_args, PlanStep, PLAN_STEP)
@@ -178,10 +188,12 @@ static_assert(same_values({TOPKEY_DTYPE_NONE, TOPKEY_DTYPE_F32, TOPKEY_DTYPE_F16
                            DType::b8, DType::i32, DType::i64}));
 static_assert(same_values({TOPKEY_DEVICE_CPU, TOPKEY_DEVICE_CUDA}, {Device::cpu, Device::cuda}));
 static_assert(same_values({TOPKEY_FORMAT_FP8, TOPKEY_FORMAT_MXFP4, TOPKEY_FORMAT_BF16, TOPKEY_FORMAT_F16,
-                           TOPKEY_FORMAT_F32, TOPKEY_FORMAT_Q8_0},
+                           TOPKEY_FORMAT_F32, TOPKEY_FORMAT_Q8_0, TOPKEY_FORMAT_FP8_FNUZ},
                           {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32,
-                           KeyFormat::q8_0}));
-static_assert(same_values({TOPKEY_LAYOUT_PLANAR, TOPKEY_LAYOUT_INTERLEAVED}, {Layout::planar, Layout::interleaved}));
+                           KeyFormat::q8_0, KeyFormat::fp8_fnuz}));
+static_assert(same_values({TOPKEY_LAYOUT_PLANAR, TOPKEY_LAYOUT_INTERLEAVED, TOPKEY_LAYOUT_TILED16,
+                           TOPKEY_LAYOUT_TILED32, TOPKEY_LAYOUT_TILED64},
+                          {Layout::planar, Layout::interleaved, Layout::tiled16, Layout::tiled32, Layout::tiled64}));
 static_assert(same_values({TOPKEY_ORDER_POSITION, TOPKEY_ORDER_SCORE, TOPKEY_ORDER_ANY},
                           {Order::position, Order::score, Order::any}));
 static_assert(same_values({TOPKEY_FILL_MINUS_ONE, TOPKEY_FILL_REPEAT, TOPKEY_FILL_VALUE},

@@ -21,7 +21,7 @@ inline std::string backend_label(const ::testing::TestParamInfo<std::string>& in
 }
 
 #define TOPKEY_ON_EVERY_BACKEND(Fixture)                                                               \
-  INSTANTIATE_TEST_SUITE_P(Backends, Fixture, ::testing::ValuesIn(::topkey::testing::host_backends()), \
+  INSTANTIATE_TEST_SUITE_P(Backends, Fixture, ::testing::ValuesIn(::topkey::testing::every_backend()), \
                            ::topkey::testing::backend_label)
 
 }  // namespace topkey::testing

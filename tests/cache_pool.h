@@ -50,6 +50,7 @@ class Pool {
   void expect(int64_t slot, const KeyRow& row) {
     const auto v = static_cast<int64_t>(row.values.size()), g = static_cast<int64_t>(row.scales.size());
     const int64_t t = slot % cache_.page_size, page = start_ + slot / cache_.page_size * stride_;
+    if (tile_rows(cache_.layout) > 0) return expect_tiled(page, t, row);
     const bool planar = cache_.layout == Layout::planar;
     const int64_t value = page + (planar ? t * v : t * (v + g)),
                   scale = page + (planar ? cache_.page_size * v + t * g : t * (v + g) + v);
@@ -69,6 +70,21 @@ class Pool {
   }
 
  private:
+  /// Piece by piece, and scale by scale where those are tiled too.
+  void expect_tiled(int64_t page, int64_t t, const KeyRow& row) {
+    const int64_t n = tile_rows(cache_.layout), group = t / n, lane = t % n;
+    const auto v = static_cast<int64_t>(row.values.size()), g = static_cast<int64_t>(row.scales.size());
+    for (int64_t piece = 0; piece < v / 16; ++piece) {
+      std::memcpy(image_.data() + page + group * n * v + (piece * n + lane) * 16, row.values.data() + piece * 16, 16);
+    }
+    uint8_t* scales = image_.data() + page + cache_.page_size * v + group * n * g;
+    const int64_t low = 64 / n, high = n / 16;
+    for (int64_t s = 0; s < g; ++s) {
+      const bool whole = cache_.format != KeyFormat::mxfp4;
+      scales[whole ? lane * g + s : (s % low * n + lane) * high + s / low] = row.scales[static_cast<size_t>(s)];
+    }
+  }
+
   Bytes memory_, image_;
   int64_t start_, stride_;
   std::shared_ptr<uint8_t> store_;
@@ -90,7 +106,7 @@ struct Dense {
       : format(f), width(value_bytes(f, head_dim)), scale_width(scale_bytes(f, head_dim)) {
     const DType dtype = value_dtype(f);
     values = support::Array(dtype, {rows, width / static_cast<int64_t>(support::dtype_bytes(dtype))});
-    if (f == KeyFormat::fp8) scales = support::Array(DType::f32, {rows});
+    if (is_fp8(f)) scales = support::Array(DType::f32, {rows});
     if (f == KeyFormat::mxfp4) scales = support::Array(DType::u8, {rows, scale_width});
     std::memset(values.as<uint8_t>(), 0xA5, values.bytes());
     if (scales) std::memset(scales.as<uint8_t>(), 0xA5, scales.bytes());
@@ -105,6 +121,20 @@ struct Dense {
   support::Array values, scales;
 };
 
+struct Tiled {
+  KeyFormat format;
+  Layout layout;
+  int32_t head_dim;
+};
+/// Every format and tile that there is, at one head_dim each.
+inline const std::vector<Tiled>& all_tiled() {
+  static const std::vector<Tiled> all = {
+      {KeyFormat::fp8, Layout::tiled16, 128},     {KeyFormat::fp8, Layout::tiled16, 48},
+      {KeyFormat::fp8_fnuz, Layout::tiled16, 64}, {KeyFormat::mxfp4, Layout::tiled16, 128},
+      {KeyFormat::mxfp4, Layout::tiled32, 128},   {KeyFormat::mxfp4, Layout::tiled64, 128}};
+  return all;
+}
+
 /// A row of poison: what an untouched row of Dense looks like.
 inline KeyRow poison_row(KeyFormat format, int64_t head_dim) {
   return {Bytes(static_cast<size_t>(value_bytes(format, head_dim)), 0xA5),
@@ -116,6 +146,7 @@ inline KeyRow nan_row(KeyFormat format, int64_t head_dim) {
   Bytes unit;
   switch (format) {
     case KeyFormat::fp8: unit = {0x7F}; break;
+    case KeyFormat::fp8_fnuz: unit = {0x80}; break;
     case KeyFormat::mxfp4: unit = {0x00}; break;
     case KeyFormat::bf16: unit = {0xC0, 0x7F}; break;
     case KeyFormat::f16: unit = {0x00, 0x7E}; break;
@@ -123,7 +154,7 @@ inline KeyRow nan_row(KeyFormat format, int64_t head_dim) {
     case KeyFormat::q8_0: unit = Bytes(34); unit[1] = 0x7E;
   }
   for (size_t i = 0; i < row.values.size(); ++i) row.values[i] = unit[i % unit.size()];
-  const Bytes scale = format == KeyFormat::fp8 ? Bytes{0x00, 0x00, 0xC0, 0x7F} : Bytes(row.scales.size(), 0xFF);
+  const Bytes scale = is_fp8(format) ? Bytes{0x00, 0x00, 0xC0, 0x7F} : Bytes(row.scales.size(), 0xFF);
   row.scales = scale;
   return row;
 }

@@ -29,13 +29,15 @@ std::string refusal(Trace trace, const std::string& backend = "") {
   }
 }
 
-Problem paged_problem(KeyFormat format, Addressing addressing) {
+Problem paged_problem(KeyFormat format, Addressing addressing, Layout layout = Layout::planar) {
   ProblemSpec spec;
   spec.format = format;
   spec.paged = true;
   spec.requests = 3, spec.rows = 6, spec.next_n = 2, spec.page_size = 4, spec.addressing = addressing;
   spec.windows = Windows::random;
-  spec.page_stride = (4 * row_bytes(format, spec.head_dim) + 3) / 4 * 4 + 8;
+  spec.layout = layout;
+  if (tile_rows(layout) > 0) spec.page_size = static_cast<int32_t>(tile_rows(layout)), spec.head_dim = 128;
+  spec.page_stride = (spec.page_size * row_bytes(format, spec.head_dim) + 3) / 4 * 4 + 8;
   spec.table_step = 2;
   return make_problem(spec);
 }
@@ -43,9 +45,19 @@ Problem paged_problem(KeyFormat format, Addressing addressing) {
 class CallOnBackend : public BackendTest {};
 
 TEST_P(CallOnBackend, APagedSearchGivesTheResultsOfTheCallItIs) {
-  for (const KeyFormat format : {KeyFormat::fp8, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0}) {
+  for (const auto& [format, layout] : {std::pair{KeyFormat::fp8, Layout::planar},
+                                       {KeyFormat::mxfp4, Layout::planar},
+                                       {KeyFormat::bf16, Layout::planar},
+                                       {KeyFormat::f16, Layout::interleaved},
+                                       {KeyFormat::f32, Layout::planar},
+                                       {KeyFormat::q8_0, Layout::planar},
+                                       {KeyFormat::fp8_fnuz, Layout::interleaved},
+                                       {KeyFormat::fp8_fnuz, Layout::tiled16},
+                                       {KeyFormat::mxfp4, Layout::tiled16},
+                                       {KeyFormat::mxfp4, Layout::tiled32},
+                                       {KeyFormat::mxfp4, Layout::tiled64}}) {
     for (const Addressing addressing : {Addressing::request, Addressing::q_indptr, Addressing::next_n}) {
-      const Problem p = paged_problem(format, addressing);
+      const Problem p = paged_problem(format, addressing, layout);
       Want want;
       want.scores = want.counts = true;
       want.blocks = 3, want.block_size = 5;

@@ -161,7 +161,7 @@ TEST_F(Cli, ADifferenceIsShownAndIsExitCodeOne) {
 }
 
 TEST_F(Cli, RandomCasesAreEqual) {
-  const Outcome outcome = run_command("check --random --cases 52 --seed 7");
+  const Outcome outcome = run_command("check --random --cases 64 --seed 7");
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_EQ(run_command("check --random --cases 4 --op merge_topk --json").code, 0);
 }

@@ -9,10 +9,19 @@
 namespace topkey::testing {
 namespace {
 constexpr int32_t kMaxI32 = std::numeric_limits<int32_t>::max();
+
+/// Tiled pages, where the format and head_dim have them.
+void draw_tiles(ProblemSpec& spec) {
+  const bool fp4 = spec.format == KeyFormat::mxfp4;
+  if (fp4 ? spec.head_dim != 128 : !is_fp8(spec.format) || spec.head_dim % 16 != 0) return;
+  spec.layout = fp4 ? draw_of({Layout::tiled16, Layout::tiled32, Layout::tiled64}) : Layout::tiled16;
+  spec.page_size = static_cast<int32_t>(tile_rows(spec.layout) * draw(1, 3));
 }
+}  // namespace
 
 std::vector<Pairing> all_pairings() {
-  std::vector<Pairing> all{{KeyFormat::fp8, DType::none}, {KeyFormat::mxfp4, DType::none}};
+  std::vector<Pairing> all{
+      {KeyFormat::fp8, DType::none}, {KeyFormat::mxfp4, DType::none}, {KeyFormat::fp8_fnuz, DType::none}};
   for (const KeyFormat format : {KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0}) {
     for (const DType q : {DType::f32, DType::bf16, DType::f16}) all.push_back({format, q});
   }
@@ -34,7 +43,7 @@ ProblemSpec draw_spec(bool paged) {
   spec.keys = draw(0, 90);
   spec.pattern = static_cast<Pattern>(draw(0, kNumPatterns - 1));
   spec.exact = draw_flag();
-  spec.scale = spec.format == KeyFormat::fp8 ? draw_of({ScaleRule::ue8m0, ScaleRule::f32}) : ScaleRule::ue8m0;
+  spec.scale = is_fp8(spec.format) ? draw_of({ScaleRule::ue8m0, ScaleRule::f32}) : ScaleRule::ue8m0;
   spec.windows = draw_of({Windows::full, Windows::causal, Windows::random, Windows::wild});
   spec.length_not_end = draw_flag(3);
   spec.seed = static_cast<uint64_t>(draw(1, 1000000));
@@ -48,6 +57,7 @@ ProblemSpec draw_spec(bool paged) {
   spec.end_per_request = draw_flag();
   spec.table_per_row = draw_flag(4);
   spec.layout = draw_of({Layout::planar, Layout::interleaved});
+  if (draw_flag(4)) draw_tiles(spec);
   if (draw_flag(3)) {
     const int64_t bytes = spec.page_size * row_bytes(spec.format, spec.head_dim);
     spec.page_stride = (bytes + 3) / 4 * 4 + 4 * draw(0, 9);

@@ -8,7 +8,7 @@
 
 namespace topkey::testing {
 
-/// Formats with the dtypes of q that go with them: fp8, mxfp4, and every pairing of bf16, f16, f32 q with bf16, f16,
+/// Formats with the dtypes of q that go with them: fp8, mxfp4, fp8_fnuz, and every pairing of bf16, f16, f32 q with bf16, f16,
 /// f32, q8_0 keys.
 struct Pairing {
   KeyFormat format;

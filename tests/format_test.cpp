@@ -11,6 +11,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,8 +27,8 @@ using topkey::PageLayout;
 using topkey::Shard;
 using topkey::testing::draw;
 
-constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,
-                                  KeyFormat::f16, KeyFormat::f32,   KeyFormat::q8_0};
+constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,    KeyFormat::f16,
+                                  KeyFormat::f32, KeyFormat::q8_0,  KeyFormat::fp8_fnuz};
 
 TEST(Format, BytesOfARow) {
   struct Want {
@@ -38,7 +39,8 @@ TEST(Format, BytesOfARow) {
   for (const Want& w : {Want{KeyFormat::fp8, 128, 128, 4, "fp8"}, Want{KeyFormat::fp8, 64, 64, 4, "fp8"},
                         Want{KeyFormat::mxfp4, 128, 64, 4, "mxfp4"}, Want{KeyFormat::mxfp4, 32, 16, 1, "mxfp4"},
                         Want{KeyFormat::bf16, 128, 256, 0, "bf16"}, Want{KeyFormat::f16, 3, 6, 0, "f16"},
-                        Want{KeyFormat::f32, 5, 20, 0, "f32"}, Want{KeyFormat::q8_0, 64, 68, 0, "q8_0"}}) {
+                        Want{KeyFormat::f32, 5, 20, 0, "f32"}, Want{KeyFormat::q8_0, 64, 68, 0, "q8_0"},
+                        Want{KeyFormat::fp8_fnuz, 48, 48, 4, "fp8_fnuz"}}) {
     EXPECT_EQ(topkey::value_bytes(w.format, w.dim), w.values) << w.name;
     EXPECT_EQ(topkey::scale_bytes(w.format, w.dim), w.scales) << w.name;
     EXPECT_EQ(topkey::row_bytes(w.format, w.dim), w.values + w.scales) << w.name;
@@ -48,6 +50,10 @@ TEST(Format, BytesOfARow) {
   EXPECT_EQ(topkey::dim_multiple(KeyFormat::mxfp4), 32);
   EXPECT_EQ(topkey::dim_multiple(KeyFormat::q8_0), 32);
   EXPECT_EQ(topkey::dim_multiple(KeyFormat::fp8), 1);
+  EXPECT_EQ(topkey::dim_of_elements(KeyFormat::fp8_fnuz, 48), 48);
+  EXPECT_EQ(topkey::dim_of_elements(KeyFormat::mxfp4, 48), 96);
+  EXPECT_EQ(topkey::dim_of_elements(KeyFormat::q8_0, 68), 64);
+  EXPECT_EQ(topkey::dim_of_elements(KeyFormat::q8_0, 64), -1);
 }
 
 TEST(Format, OffsetsOfReferenceA4) {
@@ -66,6 +72,51 @@ TEST(Format, Interleaved) {
   EXPECT_EQ(p.value_offset(5), 5 * 132);
   EXPECT_EQ(p.scale_offset(5), 5 * 132 + 128);
   EXPECT_EQ(p.page_bytes, 64 * 132);
+}
+
+/// Single bytes of a page of 64 rows, worked out by hand.
+TEST(Format, Tiled) {
+  const PageLayout fp8 = page_layout(KeyFormat::fp8, Layout::tiled16, 64, 128);
+  EXPECT_EQ(fp8.value_byte(37, 100), 2 * 2048 + 6 * 256 + 5 * 16 + 4);
+  EXPECT_EQ(fp8.value_offset(37), 2 * 2048 + 5 * 16);
+  EXPECT_EQ(fp8.scale_offset(37), 64 * 128 + 37 * 4);
+  EXPECT_EQ(fp8.scale_byte(37, 3), 64 * 128 + 37 * 4 + 3);
+  const PageLayout fp4 = page_layout(KeyFormat::mxfp4, Layout::tiled16, 64, 128);
+  EXPECT_EQ(fp4.value_byte(37, 50), 2 * 1024 + 3 * 256 + 5 * 16 + 2);
+  EXPECT_EQ(fp4.scale_byte(37, 3), 4096 + 2 * 64 + 3 * 16 + 5);  // all four apart
+  const PageLayout wide = page_layout(KeyFormat::mxfp4, Layout::tiled32, 64, 128);
+  EXPECT_EQ(wide.value_byte(37, 50), 1 * 2048 + 3 * 512 + 5 * 16 + 2);
+  EXPECT_EQ(wide.scale_byte(37, 3), 4096 + 1 * 128 + 1 * 64 + 5 * 2 + 1);  // 0 and 2 side by side, 1 and 3
+  const PageLayout whole = page_layout(KeyFormat::mxfp4, Layout::tiled64, 64, 128);
+  EXPECT_EQ(whole.value_byte(37, 50), 3 * 1024 + 37 * 16 + 2);
+  EXPECT_EQ(whole.scale_byte(37, 3), 4096 + 37 * 4 + 3);  // side by side
+  EXPECT_STREQ(topkey::layout_name(Layout::tiled32), "tiled32");
+  EXPECT_STREQ(topkey::layout_name(static_cast<Layout>(99)), "?");
+}
+
+TEST(Format, RowsOfTiledPages) {
+  for (const auto& [format, layout, dim] : {std::tuple{KeyFormat::fp8, Layout::tiled16, 128},
+                                            {KeyFormat::fp8_fnuz, Layout::tiled16, 48},
+                                            {KeyFormat::mxfp4, Layout::tiled16, 128},
+                                            {KeyFormat::mxfp4, Layout::tiled32, 128},
+                                            {KeyFormat::mxfp4, Layout::tiled64, 128}}) {
+    const int64_t size = 2 * topkey::tile_rows(layout);
+    const PageLayout p = page_layout(format, layout, size, dim);
+    std::vector<int> uses(static_cast<size_t>(p.page_bytes));
+    std::vector<uint8_t> page(uses.size(), 0xEE), row(static_cast<size_t>(p.value + p.scale)), back(row.size());
+    for (int64_t t = 0; t < size; ++t) {
+      for (int64_t i = 0; i < p.value; ++i) ++uses.at(static_cast<size_t>(p.value_byte(t, i)));
+      for (int64_t i = 0; i < p.scale; ++i) ++uses.at(static_cast<size_t>(p.scale_byte(t, i)));
+      for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<uint8_t>(t * 31 + static_cast<int64_t>(i) * 7);
+      topkey::write_row(p, page.data(), t, row.data(), row.data() + p.value);
+      topkey::read_row(p, page.data(), t, back.data(), back.data() + p.value);
+      EXPECT_EQ(back, row);
+      EXPECT_EQ(page[static_cast<size_t>(p.value_byte(t, p.value - 1))], row[static_cast<size_t>(p.value - 1)]);
+      EXPECT_EQ(page[static_cast<size_t>(p.scale_byte(t, p.scale - 1))], row.back());
+    }
+    EXPECT_TRUE(std::all_of(uses.begin(), uses.end(), [](int n) { return n == 1; })) << topkey::layout_name(layout);
+    EXPECT_EQ(p.page_bytes, size * topkey::row_bytes(format, dim));
+  }
 }
 
 TEST(Format, RowsTileThePage) {
@@ -209,7 +260,7 @@ TEST(Order, ScoresOfReferenceA11) {
   std::vector<size_t> places(bits.size());
   std::iota(places.begin(), places.end(), 0);
   int tried = 0;
-  for (const std::string& backend : topkey::testing::host_backends()) {
+  for (const std::string& backend : topkey::testing::every_backend()) {
     for (uint64_t round = 0; round < 200; ++round, ++tried) {
       for (size_t i = places.size(); i > 1; --i)
         std::swap(places[i - 1], places[(round * 2654435761u + i * 40503u) / 7 % i]);

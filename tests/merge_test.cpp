@@ -87,7 +87,7 @@ void check_drawn(const std::string& backend, const Sizes& sizes, Tally& tally) {
 
 TEST(Merge, AnyPartitionEqualsTheWhole) {
   Tally tally("merge_topk, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("merge_topk equals a full sort of the whole", 3000, [&] { check_drawn(backend, {4, 120, 60}, tally); });
     property("merge_topk of long lists equals a full sort", 60, [&] { check_drawn(backend, {3, 9000, 3000}, tally); });
   }
@@ -98,7 +98,7 @@ TEST(Merge, ChunksOfColumns) {
   Tally tally("topk by chunks, merge_topk");
   constexpr int64_t kRowCount = 3, kColumns = 1000;
   constexpr int32_t kTopk = 64;
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Pattern pattern : all_patterns()) {
       const Array scores(DType::f32, {kRowCount, kColumns});
       for (int64_t r = 0; r < kRowCount; ++r) {
@@ -142,7 +142,7 @@ TEST(Merge, PaddingRowsGetFill) {
   Random random(3);
   const Parts parts = split(Pattern::normal, 4, 50, 3, 10, false, random);
   const Array requests = Array::of({0, -1, 0, -5});
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     Want want;
     want.scores = want.counts = true, want.fill = Fill::value, want.fill_value = 77;
     const Outputs outputs(4, 10, want);
@@ -168,7 +168,7 @@ TEST(Merge, NanRanksLast) {
   const int32_t index[] = {0, 5, 7, 3}, expected[] = {5, 7, 0, 3, -1};
   std::copy(score, score + 4, scores.as<float>());
   std::copy(index, index + 4, indices.as<int32_t>());
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     Want want;
     want.scores = true, want.order = Order::score;
     const Outputs outputs(1, 5, want);

@@ -131,6 +131,33 @@ TEST(Number, E4m3) {
     EXPECT_EQ(encode(topkey::float_of(nan)), 0x7Fu);
 }
 
+TEST(Number, E4m3fnuz) {
+  const auto values = magnitudes(128, 3, 8);
+  ASSERT_EQ(values.back(), 240);
+  const auto decode = [](uint32_t code) { return topkey::e4m3fnuz_to_float(static_cast<uint8_t>(code)); };
+  const auto encode = [](float x) -> uint32_t { return topkey::float_to_e4m3fnuz(x); };
+  EXPECT_EQ(topkey::bits_of(decode(0)), 0u);
+  EXPECT_EQ(topkey::bits_of(decode(0x80)), 0x7FC00000u) << "there is no negative zero";
+  for (uint32_t code = 1; code < values.size(); ++code) {
+    ASSERT_EQ(static_cast<double>(decode(code)), values[code]);
+    ASSERT_EQ(decode(code | 0x80), -decode(code));
+    ASSERT_EQ(encode(decode(code)), code);
+    ASSERT_EQ(encode(-decode(code)), code | 0x80);
+  }
+  auto inputs = decisive(values);
+  for (float x : random_finite(200000)) inputs.push_back(x);
+  for (float x : inputs) {
+    for (float y : {x, -x}) {
+      const uint32_t magnitude = nearest(values, y);
+      ASSERT_EQ(encode(y), magnitude == 0 ? 0 : magnitude | (std::signbit(y) ? 0x80u : 0)) << std::hexfloat << y;
+    }
+  }
+  EXPECT_EQ(encode(kInf), 0x7Fu);
+  EXPECT_EQ(encode(-kInf), 0xFFu);
+  for (uint32_t nan : {0x7FC00000u, 0xFFC00000u, 0x7F800001u, 0xFFFFFFFFu})
+    EXPECT_EQ(encode(topkey::float_of(nan)), 0x80u);
+}
+
 TEST(Number, E4m3OfReferenceA2) {
   const float up = std::nextafter(std::ldexp(1.0f, -10), 1.0f);
   const std::vector<std::pair<float, int>> golden = {{1.0f, 0x38},   {-1.0f, 0xB8},  {17.0f, 0x58},  {19.0f, 0x5A},

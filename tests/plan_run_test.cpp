@@ -60,7 +60,7 @@ Problem drawn_step() {
 
 TEST(Plan, BoundsTooHighChangeNoAnswer) {
   Tally tally("chunked gather_k and mqa_topk");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("plans on bounds 1, 1.5 and 8 times the truth", 60, [&] {
       const Problem p = drawn_step();
       const auto topk = static_cast<int32_t>(draw(1, 20));

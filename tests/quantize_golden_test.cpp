@@ -56,7 +56,9 @@ QuantRule rule_of(const std::string& name) {
   }
   throw std::invalid_argument("no rule " + name);
 }
-KeyFormat format_of(const std::string& rule) {
+KeyFormat format_of(const json& c) {
+  if (c.value("format", "") == "fp8_fnuz") return KeyFormat::fp8_fnuz;
+  const std::string rule = c["rule"];
   return rule == "mxfp4" ? KeyFormat::mxfp4 : rule == "q8_0" ? KeyFormat::q8_0 : KeyFormat::fp8;
 }
 
@@ -92,7 +94,7 @@ struct Case {
         d(c["d"]),
         rows(c["rows"]),
         heads(c["heads"]),
-        format(format_of(c["rule"])),
+        format(format_of(c)),
         rule(rule_of(c["rule"])),
         hadamard(c.value("hadamard", false)),
         codes(joined(c["codes"])) {
@@ -192,7 +194,7 @@ void GoldenTest::check_query(const Case& c, const json& weights) {
 void GoldenTest::check_keys(const Case& c) {
   const Array values(DType::u8, {c.rows, topkey::value_bytes(c.format, c.d)});
   Array scales;
-  if (c.format == KeyFormat::fp8) scales = Array(DType::f32, {c.rows});
+  if (topkey::is_fp8(c.format)) scales = Array(DType::f32, {c.rows});
   if (c.format == KeyFormat::mxfp4) scales = Array(DType::u8, {c.rows, c.d / 32});
   topkey::QuantizeK a{};
   const Array keys = c.as_keys();
@@ -212,7 +214,7 @@ void GoldenTest::check_keys(const Case& c) {
 }
 
 void GoldenTest::check_store(const Case& c, topkey::Layout layout) {
-  constexpr int32_t kPage = 4;
+  const auto kPage = static_cast<int32_t>(std::max<int64_t>(4, topkey::tile_rows(layout)));
   const topkey::PageLayout page = topkey::page_layout(c.format, layout, kPage, c.d);
   const int64_t pages = (c.rows + kPage - 1) / kPage, stride = (page.page_bytes + 3) / 4 * 4 + 8;
   const Array cache(DType::u8, {pages, stride});
@@ -230,12 +232,11 @@ void GoldenTest::check_store(const Case& c, topkey::Layout layout) {
   a.cache = {cache.view(), c.format, layout, kPage, static_cast<int32_t>(c.d)};
   if (!runs(a)) return;
   topkey::support::run(a, exec());
-  Bytes values, scales;
-  for (int32_t slot : slots) {
-    const uint8_t* base = cache.as<uint8_t>() + slot / kPage * stride;
-    const uint8_t *value = base + page.value_offset(slot % kPage), *scale = base + page.scale_offset(slot % kPage);
-    values.insert(values.end(), value, value + page.value);
-    scales.insert(scales.end(), scale, scale + page.scale);
+  Bytes values(static_cast<size_t>(c.rows * page.value)), scales(static_cast<size_t>(c.rows * page.scale));
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const int32_t slot = slots[static_cast<size_t>(t)];
+    topkey::read_row(page, cache.as<uint8_t>() + slot / kPage * stride, slot % kPage, values.data() + t * page.value,
+                     scales.data() + t * page.scale);
   }
   ASSERT_EQ(values.size(), c.codes.size());
   EXPECT_EQ(difference(values.data(), c.codes, c.rows), "") << c.name << ", in pages";
@@ -253,11 +254,11 @@ TEST_P(GoldenTest, Queries) {
       weights["head_scale"] = c["head_scale"];
       check_query(one, weights);
     }
-    cases += one.format == KeyFormat::fp8 ? 1 : 0;
+    ++cases;
   }
   report();
-  EXPECT_GT(cases, 50);
-  EXPECT_GE(ran_, 2 * cases) << "fp8 is never refused";
+  EXPECT_GT(cases, 150);
+  EXPECT_EQ(ran_, 2 * cases);
 }
 
 TEST_P(GoldenTest, Keys) {
@@ -268,11 +269,13 @@ TEST_P(GoldenTest, Keys) {
     check_keys(one);
     check_store(one, topkey::Layout::planar);
     check_store(one, topkey::Layout::interleaved);
-    cases += one.format != KeyFormat::mxfp4 ? 1 : 0;
+    if (topkey::is_fp8(one.format) || (one.format == KeyFormat::mxfp4 && one.d == 128))
+      check_store(one, topkey::Layout::tiled16);
+    ++cases;
   }
   report();
-  EXPECT_GT(cases, 100);
-  EXPECT_GE(ran_, 3 * cases) << "fp8 and q8_0 are never refused";
+  EXPECT_GT(cases, 250);
+  EXPECT_GE(ran_, 3 * cases);
 }
 
 TOPKEY_ON_EVERY_BACKEND(GoldenTest);

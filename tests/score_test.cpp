@@ -91,7 +91,7 @@ void check_call(const Args& args, const Tensor& mask, const Problem& p, const Lo
 
 TEST(Score, DenseEqualsTheOracle) {
   Tally tally("mqa_logits, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("mqa_logits equals the oracle", 1200, [&] {
       const Problem p = make_problem(draw_spec(false));
       const Logits logits(draw_of({DType::f32, DType::f32, DType::bf16}), p.count(), p.width());
@@ -106,7 +106,7 @@ TEST(Score, DenseEqualsTheOracle) {
 
 TEST(Score, PagedEqualsTheOracle) {
   Tally tally("paged_mqa_logits, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("paged_mqa_logits equals the oracle", 1200, [&] {
       const ProblemSpec spec = draw_spec(true);
       const Problem p = make_problem(spec);
@@ -120,7 +120,7 @@ TEST(Score, PagedEqualsTheOracle) {
 /// Head counts and dims of production and around it, every pairing.
 TEST(Score, Geometries) {
   Tally tally("mqa_logits, geometries");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Pairing& pairing : all_pairings()) {
       for (const int32_t heads : {1, 3, 4, 32, 64}) {
         for (const int32_t dim : {32, 64, 128, 80}) {
@@ -153,7 +153,7 @@ TEST(Score, PagesOfAnySizeAndStride) {
   Tally tally("paged_mqa_logits, pages");
   const Paging fp8_128[] = {{1, 132}, {1, 136}, {2, 268}, {64, 8448},  {64, 8452},
                             {16, 0},  {48, 0},  {256, 0}, {64, 100000}};
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Paging& paging : fp8_128) {
       for (const Layout layout : {Layout::planar, Layout::interleaved}) {
         for (const bool exact : {false, true}) {
@@ -224,7 +224,7 @@ std::vector<Problem> sample_problems(bool paged) {
 
 TEST(Score, HeadsOfWeightZeroChangeNoBit) {
   Tally tally("mqa_logits, zero heads");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Problem& p : sample_problems(false)) {
       const Logits plain(DType::f32, p.count(), p.width());
       const MqaLogits args = p.dense_logits(plain.view());
@@ -243,7 +243,7 @@ TEST(Score, HeadsOfWeightZeroChangeNoBit) {
 /// A row alone, a row among others, a row of the same keys in a matrix instead of pages: same bits.
 TEST(Score, NeitherBatchNorPagingChangesABit) {
   Tally tally("paged_mqa_logits, batch invariance");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Problem& p : sample_problems(true)) {
       const Logits batch(DType::f32, p.count(), p.width());
       const PagedMqaLogits args = p.paged_logits(batch.view());
@@ -270,7 +270,7 @@ TEST(Score, NeitherBatchNorPagingChangesABit) {
 /// Strided q, weights, keys and scales give the bits of contiguous ones.
 TEST(Score, StridesChangeNoBit) {
   Tally tally("mqa_logits, strides");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Problem& p : sample_problems(false)) {
       if (p.spec.format == KeyFormat::mxfp4)
         continue;  // its q scales have a stride of their own, tested with the format
@@ -310,7 +310,7 @@ TEST(Score, ByHand) {
   const uint8_t k[3][2] = {{float_to_e4m3(3), float_to_e4m3(-5)}, {float_to_e4m3(1), float_to_e4m3(1)}, {0x7F, 0}};
   const float kscale[3] = {2, one, one};
   const uint8_t q[1][2][2] = {{{float_to_e4m3(1), 0}, {0, float_to_e4m3(1)}}};
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const auto& [w, first, second] :
          {std::tuple<std::array<float, 2>, float, float>{{1, 1}, 6, 2}, {{-1, 1}, -6, 0}}) {
       const Logits logits(DType::f32, 1, 3);
@@ -333,7 +333,7 @@ TEST(Score, DimsAndHeadsAddInOrder) {
   Tally tally("mqa_logits, order of sums");
   const float big = 0x1p60F;
   const float terms[3] = {big, -big, 1}, ones[3] = {1, 1, 1}, unit[9] = {1, 0, 0, 1, 0, 0, 1, 0, 0};
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     const std::string name = arithmetic(backend.c_str(), KeyFormat::f32, DType::f32);
     if (name != "ref" && name != "f32" && name != "bf16dp") continue;
     for (const bool over_heads : {false, true}) {

@@ -24,7 +24,7 @@ void corrupt_table(Problem& p, Random& random) {
 
 TEST(SearchFaults, WildPageIdsAreNotLiveAndCounted) {
   Tally tally("paged_mqa_topk, wild pages");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("wild page ids are skipped and counted", 1000, [&] {
       ProblemSpec spec = draw_spec(true);
       spec.max_len = 0;
@@ -87,7 +87,7 @@ Problem faulty_problem() {
 
 TEST(SearchFaults, StrictRaisesBeforeAnythingIsWritten) {
   Tally tally("paged_mqa_topk, strict");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Fault& fault : faults()) {
       Problem p = faulty_problem();
       Want want;
@@ -114,7 +114,7 @@ TEST(SearchFaults, StrictRaisesBeforeAnythingIsWritten) {
 
 TEST(SearchFaults, StrictLogitsRaiseBeforeAnythingIsWritten) {
   Tally tally("paged_mqa_logits, strict");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (size_t i = 0; i < 4; ++i) {  // max_len is an argument of its own below
       Problem p = faulty_problem();
       PagedMqaTopk unused{};
@@ -132,7 +132,7 @@ TEST(SearchFaults, StrictLogitsRaiseBeforeAnythingIsWritten) {
 
 TEST(SearchFaults, StrictDenseAndTopk) {
   Tally tally("mqa_topk and topk, strict");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     ProblemSpec spec;
     spec.rows = 2, spec.keys = 20;
     const Problem p = make_problem(spec);
@@ -156,7 +156,7 @@ TEST(SearchFaults, StrictDenseAndTopk) {
 
 TEST(SearchFaults, StrictAcceptsWhatIsSound) {
   Tally tally("paged_mqa_topk, strict and sound");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     const Problem p = sound_problem(true);
     const Outputs outputs(p.count(), 9, Want{});
     const PagedMqaTopk args = p.paged_search(9, outputs.selection());
@@ -171,7 +171,7 @@ TEST(SearchFaults, StrictAcceptsWhatIsSound) {
 /// A shape that is wrong on the host raises without a byte written, strict or not.
 TEST(SearchFaults, WrongShapesRaise) {
   Tally tally("paged_mqa_topk, wrong shape");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     const Problem p = sound_problem();
     const Outputs outputs(p.count(), 9, Want{});
     PagedMqaTopk args = p.paged_search(9, outputs.selection());
@@ -218,7 +218,7 @@ Gathered search_shards(const Problem& whole, int32_t world, int32_t interleave, 
 
 TEST(SearchShards, MergedShardsEqualTheWhole) {
   Tally tally("paged_mqa_topk under a shard, merge_topk");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("merged shards equal the whole", 500, [&] {
       ProblemSpec spec = draw_spec(true);
       if (spec.windows == Windows::random || spec.windows == Windows::wild) spec.windows = Windows::causal;  // no start

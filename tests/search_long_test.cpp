@@ -20,6 +20,7 @@ ProblemSpec draw_long_spec(bool paged) {
   spec.requests = static_cast<int32_t>(draw(1, 2));
   spec.next_n = static_cast<int32_t>(draw(1, 2));
   spec.page_size = draw_of({64, 1, 16, 48, 256});
+  spec.layout = draw_of({Layout::planar, Layout::interleaved});
   spec.page_stride = 0;
   spec.max_len = draw_flag(5) ? draw(1000, 9000) : 0;
   return spec;

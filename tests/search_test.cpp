@@ -71,7 +71,7 @@ void check_search(const Args& args, const Problem& p, const Outputs& outputs, co
 
 TEST(Search, DenseFusedEqualsUnfused) {
   Tally tally("mqa_topk, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("mqa_topk equals mqa_logits and a full sort", 1500, [&] {
       const Problem p = make_problem(draw_spec(false));
       Random random(p.spec.seed);
@@ -87,7 +87,7 @@ TEST(Search, DenseFusedEqualsUnfused) {
 
 TEST(Search, PagedFusedEqualsUnfused) {
   Tally tally("paged_mqa_topk, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("paged_mqa_topk equals paged_mqa_logits and a full sort", 2000, [&] {
       const Problem p = make_problem(draw_spec(true));
       Random random(p.spec.seed);
@@ -106,7 +106,7 @@ TEST(Search, PagedFusedEqualsUnfused) {
 /// Every pattern, exact and random, at a size where rows are long compared with topk.
 TEST(Search, EveryPattern) {
   Tally tally("mqa_topk, patterns");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Pairing& pairing : all_pairings()) {
       for (const Pattern pattern : all_patterns()) {
         ProblemSpec spec;
@@ -136,7 +136,7 @@ TEST(Search, EveryPattern) {
 
 TEST(Search, PagedEqualsDenseOverGatheredKeys) {
   Tally tally("paged_mqa_topk, against dense");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("paged_mqa_topk equals mqa_topk on the gathered keys", 500, [&] {
       ProblemSpec spec = draw_spec(true);
       spec.max_len = 0;
@@ -176,7 +176,7 @@ TEST(Search, PagedEqualsDenseOverGatheredKeys) {
 /// A row alone equals the row in a batch; a second call equals the first; threads and max_sms are no inputs.
 TEST(Search, NothingButTheArgumentsMatters) {
   Tally tally("paged_mqa_topk, repeats");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("same bits on every call", 300, [&] {
       const Problem p = make_problem(draw_spec(true));
       const auto topk = static_cast<int32_t>(draw(1, 40));
@@ -210,7 +210,7 @@ TEST(Search, NothingButTheArgumentsMatters) {
 /// live <= topk: all live positions, and no key scored unless scores, score order or blocks are asked for.
 TEST(Search, ShortRowsAreScoredOnlyIfNeeded) {
   Tally tally("mqa_topk, short rows");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     ProblemSpec spec;
     spec.rows = 4, spec.keys = 30, spec.pattern = Pattern::nans;
     const Problem p = make_problem(spec);
@@ -235,7 +235,7 @@ TEST(Search, ShortRowsAreScoredOnlyIfNeeded) {
 /// Two levels: published blocks as candidates of a second search give the dense answer with the other blocks masked.
 TEST(Search, PublishedBlocksAdmitTheirKeys) {
   Tally tally("mqa_topk, two levels");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("blocks as candidates equal a mask", 300, [&] {
       ProblemSpec spec = draw_spec(false);
       if (spec.windows == Windows::wild || spec.windows == Windows::random) spec.windows = Windows::causal;

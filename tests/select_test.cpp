@@ -108,14 +108,14 @@ void check_drawn(const std::string& backend, bool long_rows, Tally& tally) {
 
 TEST(Select, EqualsAFullSortWithEveryOption) {
   Tally tally("topk, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("topk equals a full sort", 4000, [&] { check_drawn(backend, false, tally); });
   }
 }
 
 TEST(Select, LongRowsEqualAFullSort) {
   Tally tally("topk, long rows");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("topk of long rows equals a full sort", backend == "ref" ? 50 : 400,
              [&] { check_drawn(backend, true, tally); });
   }
@@ -126,7 +126,7 @@ TEST(Select, ManyRows) {
   Tally tally("topk, many rows");
   constexpr int64_t kManyRows = 9001;
   const Array scores = scores_of(Pattern::normal, DType::f32, kManyRows, 12, 3, 4);
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     Want want;
     want.scores = want.counts = true;
     const Outputs outputs(kManyRows, 3, want);
@@ -143,7 +143,7 @@ TEST(Select, ManyRows) {
 /// Every pattern in every dtype, at a size where the cut falls among many keys.
 TEST(Select, EqualsAFullSortOnEveryPattern) {
   Tally tally("topk, patterns");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Pattern pattern : all_patterns()) {
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         for (const auto& [columns, topk] :
@@ -170,7 +170,7 @@ TEST(Select, EqualsAFullSortOnEveryPattern) {
 
 TEST(Select, AnyTopk) {
   Tally tally("topk, any k");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const int32_t topk : {1, 2047, 2048, 2049, 4096, 4097, 9999, 20000, 30000}) {
       const Array scores = scores_of(Pattern::ties_at_cut, DType::f32, 1, 20000, topk, 5);
       Outputs outputs(1, topk, Want{});
@@ -187,7 +187,7 @@ TEST(Select, AnyTopk) {
 /// Order `score`: the answer for a smaller topk is a prefix of that for a larger one, forced keys included.
 TEST(Select, ScoreOrderGivesPrefixes) {
   Tally tally("topk, prefixes");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const Pattern pattern : all_patterns()) {
       const Array scores = scores_of(pattern, DType::f32, 2, 300, 40, 9);
       Want want;
@@ -211,7 +211,7 @@ TEST(Select, ScoreOrderGivesPrefixes) {
 /// Rows, columns, windows of nothing: fill only, or nothing written at all.
 TEST(Select, NothingToSelectFrom) {
   Tally tally("topk, empty");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{0, 10}, {0, 0}, {3, 0}}) {
       const Array scores(DType::f32, {rows, columns});
       Want want;
@@ -232,7 +232,7 @@ TEST(Select, NothingToSelectFrom) {
 /// Rows beyond rows.count exist in every tensor and are neither read nor written.
 TEST(Select, RowsBeyondCountAreNotTouched) {
   Tally tally("topk, rows beyond count");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     const Array scores = scores_of(Pattern::nans, DType::f32, 5, 50, 8, 3);
     const Array ends = Array::of({50, 20, 3, kMaxI32, kMaxI32});
     Want want;
@@ -252,7 +252,7 @@ TEST(Select, RowsBeyondCountAreNotTouched) {
 
 TEST(SelectBlocks, EqualsAFullSort) {
   Tally tally("select_blocks, drawn");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("select_blocks equals a full sort", 1000, [&] {
       Case c;
       const auto pattern = static_cast<Pattern>(draw(0, kNumPatterns - 1));
@@ -277,7 +277,7 @@ TEST(SelectBlocks, EqualsAFullSort) {
 /// B14: ties go to the lower position, whatever topk and batch.
 TEST(Select, TiesGoToTheLowerPosition) {
   Tally tally("topk, ties");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     const Array scores(DType::f32, {1, 5});
     const float values[] = {1, 2, 5, 4, 5};
     std::copy(values, values + 5, scores.as<float>());

@@ -186,6 +186,11 @@ std::vector<Work> wild_work() {
   std::get<ExpandRows>(list.back().args).block_table.shape[1] = 1;
   list.push_back(merge_work());
   std::get<MergeTopk>(list.back().args).out.slot_map.block_table.shape[1] = 0;
+  list.push_back(pool_work(false, 4096, 128));
+  static_cast<int32_t*>(std::get<PoolK>(list.back().args).slot_mapping.data)[7] = 1 << 20;
+  list.push_back(pool_work(true, 4096, 128));
+  static_cast<int32_t*>(std::get<CompressK>(list.back().args).state_slots.data)[7] = 8;
+  list.push_back(expand_work());
   return list;
 }
 

@@ -26,6 +26,11 @@ using namespace topkey::support;
 
 /// Names of the usable backends that take host memory.
 std::vector<std::string> host_backends();
+/// Those, and the usable ones of a GPU, which run() and launch() give copies of host memory. TOPKEY_TEST_DEVICE=cuda or
+/// cpu names one kind of them.
+std::vector<std::string> every_backend();
+/// Only those of a GPU.
+std::vector<std::string> gpu_backends();
 /// An Exec for `backend`; stats may be null.
 Exec on(const std::string& backend, uint64_t* stats = nullptr);
 
@@ -46,6 +51,7 @@ class Tally {
       return true;
     }
     ++skipped_[label + ": " + reason];
+    refused_strict_ += exec.strict && exec.device == Device::cuda;  // as it must
     return false;
   }
   void ran(const std::string& label) { ++ran_[label]; }
@@ -54,6 +60,7 @@ class Tally {
  private:
   std::string what_;
   std::map<std::string, int64_t> ran_, skipped_;
+  int64_t refused_strict_ = 0;
 };
 
 /// "ref/fp8", with q's dtype where it is not the keys' own.

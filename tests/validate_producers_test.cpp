@@ -75,7 +75,7 @@ TEST_P(ValidateProducers, ToSlots) {
 void query_numbers(Subject<QuantizeQ>& s) {
   using A = QuantizeQ;
   s.wrong("below", "format must ", [](A& a) { a.format = static_cast<KeyFormat>(-1); });
-  s.wrong("above", "format must ", [](A& a) { a.format = static_cast<KeyFormat>(6); });
+  s.wrong("above", "format must ", [](A& a) { a.format = static_cast<KeyFormat>(7); });
   s.wrong("below", "rule must ", [](A& a) { a.rule = static_cast<QuantRule>(-1); });
   s.wrong("above", "rule must ", [](A& a) { a.rule = static_cast<QuantRule>(10); });
   s.wrong("of keys", "rule must ", [](A& a) { a.rule = QuantRule::v32_key; });
@@ -115,6 +115,21 @@ TEST_P(ValidateProducers, QuantizeQToMxFp4) {
   s.tensor(TOPKEY_TENSOR(A, q_scales_out), {DType::u8, DType::e8m0}, ">==", kRequired | kUnitStride | kWritten);
   s.wrong("of fp8", "rule must ", [](A& a) { a.rule = QuantRule::v4_query; });
   s.wrong("no multiple of 32", "q head_dim must ", [](A& a) { a.q.shape[2] = 48; });
+  const Tensor words = s.arena.out(DType::i32, {2, 3});
+  s.wrong("words where D is not 128", "q_scales_out must ", [words](A& a) { a.q_scales_out = words; });
+  check_subject(s, exec());
+}
+
+TEST_P(ValidateProducers, QuantizeQToFp8Fnuz) {
+  using A = QuantizeQ;
+  Subject<A> s;
+  s.args.format = KeyFormat::fp8_fnuz;
+  s.args.q = s.arena.in(DType::bf16, {2, 3, 20});
+  s.args.weights = s.arena.in(DType::f32, {2, 3});
+  s.args.q_out = s.arena.out(DType::u8, {2, 3, 20});
+  s.args.weights_out = s.arena.out(DType::f32, {2, 3});
+  s.tensor(TOPKEY_TENSOR(A, q_out), {DType::u8}, ">==", kRequired | kUnitStride | kWritten);
+  s.wrong("of no producer that makes them", "rule must ", [](A& a) { a.rule = QuantRule::kpool_query; });
   check_subject(s, exec());
 }
 
@@ -135,7 +150,7 @@ TEST_P(ValidateProducers, QuantizeQToPlain) {
 void key_numbers(Subject<QuantizeK>& s) {
   using A = QuantizeK;
   s.wrong("below", "out.format must ", [](A& a) { a.out.format = static_cast<KeyFormat>(-1); });
-  s.wrong("above", "out.format must ", [](A& a) { a.out.format = static_cast<KeyFormat>(6); });
+  s.wrong("above", "out.format must ", [](A& a) { a.out.format = static_cast<KeyFormat>(7); });
   s.wrong("above", "rule must ", [](A& a) { a.rule = static_cast<QuantRule>(10); });
   s.wrong("of queries", "rule must ", [](A& a) { a.rule = QuantRule::v32_query; });
   s.wrong("below", "scale must ", [](A& a) { a.scale = static_cast<ScaleRule>(-1); });
@@ -175,20 +190,22 @@ TEST_P(ValidateProducers, QuantizeKToOtherFormats) {
   };
   for (const Format& f : {Format{KeyFormat::bf16, DType::bf16, 64}, Format{KeyFormat::f16, DType::f16, 64},
                           Format{KeyFormat::f32, DType::f32, 64}, Format{KeyFormat::q8_0, DType::u8, 68},
-                          Format{KeyFormat::mxfp4, DType::u8, 32}}) {
-    const bool fp4 = f.format == KeyFormat::mxfp4;
+                          Format{KeyFormat::mxfp4, DType::u8, 32}, Format{KeyFormat::fp8_fnuz, DType::u8, 64}}) {
+    const bool fp4 = f.format == KeyFormat::mxfp4, fnuz = f.format == KeyFormat::fp8_fnuz;
     Subject<A> s;
     s.args.k = s.arena.in(DType::f32, {2, 64});
     s.args.out = {s.arena.out(f.dtype, {2, f.width}), {}, f.format};
     if (fp4) s.args.out.scales = s.arena.out(DType::u8, {2, 2});
+    if (fnuz) s.args.out.scales = s.arena.out(DType::f32, {2});
+    if (fnuz) s.tensor(TOPKEY_TENSOR(A, out.scales), kF32Only, ">", kRequired | kWritten);
     s.tensor(TOPKEY_TENSOR(A, out.values), {f.dtype}, ">=", kRequired | kUnitStride | kWritten);
     if (fp4) s.tensor(TOPKEY_TENSOR(A, out.scales), {DType::u8, DType::e8m0}, ">=", kRequired | kUnitStride | kWritten);
     if (fp4 || f.format == KeyFormat::q8_0)
       s.wrong("no multiple of 32", "k head_dim must ", [](A& a) { a.k.shape[1] = 48; });
     const Tensor scales = s.arena.out(DType::f32, {2});
-    if (!fp4) s.wrong("given for keys without", "out.scales must ", [scales](A& a) { a.out.scales = scales; });
-    s.wrong("f32 without scales of their own", "scale must ", [](A& a) { a.scale = ScaleRule::f32; });
-    s.wrong("of fp8", "rule must ", [](A& a) { a.rule = QuantRule::v32_key; });
+    if (!fp4 && !fnuz) s.wrong("given for keys without", "out.scales must ", [scales](A& a) { a.out.scales = scales; });
+    if (!fnuz) s.wrong("f32 without scales of their own", "scale must ", [](A& a) { a.scale = ScaleRule::f32; });
+    s.wrong("of fp8", "rule must ", [](A& a) { a.rule = QuantRule::kpool_key; });
     check_subject(s, exec());
   }
 }
@@ -200,9 +217,9 @@ void cache_wrongs(Subject<Args>& s, KeyCache& (*get)(Args&)) {
     s.wrong(what, argument, [get, make](Args& a) { make(get(a)); });
   };
   wrong("below", "cache.format must ", [](KeyCache& c) { c.format = static_cast<KeyFormat>(-1); });
-  wrong("above", "cache.format must ", [](KeyCache& c) { c.format = static_cast<KeyFormat>(6); });
+  wrong("above", "cache.format must ", [](KeyCache& c) { c.format = static_cast<KeyFormat>(7); });
   wrong("below", "cache.layout must ", [](KeyCache& c) { c.layout = static_cast<Layout>(-1); });
-  wrong("above", "cache.layout must ", [](KeyCache& c) { c.layout = static_cast<Layout>(2); });
+  wrong("above", "cache.layout must ", [](KeyCache& c) { c.layout = static_cast<Layout>(5); });
   wrong("zero", "cache.page_size must ", [](KeyCache& c) { c.page_size = 0; });
   wrong("negative", "cache.page_size must ", [](KeyCache& c) { c.page_size = -4; });
   wrong("more rows than a page holds", "cache.pages must ", [](KeyCache& c) { c.page_size = 5; });
@@ -239,6 +256,23 @@ TEST_P(ValidateProducers, StoreK) {
   s.wrong("codes without scales", "k must ", [=](A& a) { a.k = codes; });
   s.wrong("of queries", "rule must ", [](A& a) { a.rule = QuantRule::kpool_query; });
   s.wrong("above", "scale must ", [](A& a) { a.scale = static_cast<ScaleRule>(2); });
+  check_subject(s, exec());
+}
+
+TEST_P(ValidateProducers, StoreIntoTiledPages) {
+  using A = StoreK;
+  Subject<A> s;
+  s.args.k = s.arena.in(DType::f32, {3, 128});
+  s.args.slot_mapping = s.arena.ints({0, 5, -1});
+  s.args.cache = {s.arena.out(DType::u8, {2, 32 * 132}), KeyFormat::fp8, Layout::tiled16, 32, 128};
+  s.wrong("wider tiles than fp8 has", "cache.layout must ", [](A& a) { a.cache.layout = Layout::tiled32; });
+  s.wrong("a format that is never tiled", "cache.layout must ", [](A& a) { a.cache.format = KeyFormat::bf16; });
+  s.wrong("half a tile", "cache.page_size must ", [](A& a) { a.cache.page_size = 24; });
+  s.wrong("dims between pieces", "cache.head_dim must ", [](A& a) { a.cache.head_dim = 40; });
+  s.wrong("mxfp4 of another head_dim", "cache.head_dim must ",
+          [](A& a) { a.cache.format = KeyFormat::mxfp4, a.cache.head_dim = 64; });
+  s.wrong("half a tile of mxfp4", "cache.page_size must ",
+          [](A& a) { a.cache.format = KeyFormat::mxfp4, a.cache.layout = Layout::tiled64; });
   check_subject(s, exec());
 }
 

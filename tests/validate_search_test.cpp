@@ -59,12 +59,13 @@ void rows_by_next_n(Subject<A>& s) {
 template <class A>
 void query(Subject<A>& s, KeyFormat format) {
   const bool fp8 = format == KeyFormat::fp8, fp4 = format == KeyFormat::mxfp4;
-  s.args.q.values = s.arena.in(fp8 || fp4 ? DType::u8 : DType::f32, {kRowCount, kHeads, fp4 ? kDim / 2 : kDim});
+  const bool codes = fp4 || topkey::is_fp8(format);
+  s.args.q.values = s.arena.in(codes ? DType::u8 : DType::f32, {kRowCount, kHeads, fp4 ? kDim / 2 : kDim});
   s.args.q.weights = s.arena.in(DType::f32, {kRowCount, kHeads});
   s.tensor(TOPKEY_TENSOR(A, q.values),
-           fp8   ? kCodeTypes
-           : fp4 ? std::vector<DType>{DType::u8}
-                 : kFloatTypes,
+           fp8     ? kCodeTypes
+           : codes ? std::vector<DType>{DType::u8}
+                   : kFloatTypes,
            ">?=", kRequired | kUnitStride);
   s.tensor(TOPKEY_TENSOR(A, q.weights), kWeightTypes, ">=", kRequired | kUnitStride);
   const Tensor scales = s.arena.in(DType::u8, {kRowCount, kHeads, kDim / 32});
@@ -93,7 +94,7 @@ void dense_keys(Subject<A>& s, KeyFormat format) {
     s.wrong("given for keys without", "keys.scales must ", [scales](A& a) { a.keys.scales = scales; });
   }
   s.wrong("below", "keys.format must ", [](A& a) { a.keys.format = static_cast<KeyFormat>(-1); });
-  s.wrong("above", "keys.format must ", [](A& a) { a.keys.format = static_cast<KeyFormat>(6); });
+  s.wrong("above", "keys.format must ", [](A& a) { a.keys.format = static_cast<KeyFormat>(7); });
 }
 
 template <class A>
@@ -106,8 +107,8 @@ void paged_keys(Subject<A>& s) {
       "cache.pages", [](A& a) -> Tensor& { return a.keys.cache.pages; }, kCodeTypes, "*>", kRequired | kUnitStride);
   s.wrong("zero", "cache.page_size must ", [](A& a) { a.keys.cache.page_size = 0; });
   s.wrong("another", "", [](A& a) { a.keys.cache.head_dim = 16; });
-  s.wrong("above", "cache.format must ", [](A& a) { a.keys.cache.format = static_cast<KeyFormat>(6); });
-  s.wrong("above", "cache.layout must ", [](A& a) { a.keys.cache.layout = static_cast<Layout>(2); });
+  s.wrong("above", "cache.format must ", [](A& a) { a.keys.cache.format = static_cast<KeyFormat>(7); });
+  s.wrong("above", "cache.layout must ", [](A& a) { a.keys.cache.layout = static_cast<Layout>(5); });
   s.wrong("stride no multiple of 4", "cache.pages must ", [](A& a) { a.keys.cache.pages.stride[0] = 147; });
   s.wrong("a row for each query row", "keys.block_table must ", [](A& a) { a.keys.table_per_row = true; });
   shard_wrongs<A>(s, [](A& a) -> Shard& { return a.keys.shard; });
@@ -203,6 +204,18 @@ TEST_P(ValidateSearch, MqaLogitsOfMxFp4) {
   s.tensor(TOPKEY_TENSOR(A, keys.scales), {DType::u8, DType::e8m0}, ">=", kRequired | kUnitStride);
   s.args.logits = s.arena.out(DType::f32, {kRowCount, kKeys});
   s.tensor(TOPKEY_TENSOR(A, logits), kWeightTypes, ">>", kRequired | kUnitStride | kWritten);
+  check_subject(s, exec());
+}
+
+TEST_P(ValidateSearch, MqaLogitsOfFp8Fnuz) {
+  using A = MqaLogits;
+  Subject<A> s;
+  rows_by_next_n(s);
+  query(s, KeyFormat::fp8_fnuz);
+  s.args.keys = {s.arena.in(DType::u8, {kKeys, kDim}), s.arena.in(DType::f32, {kKeys}), KeyFormat::fp8_fnuz};
+  s.tensor(TOPKEY_TENSOR(A, keys.values), {DType::u8}, "*?", kRequired | kUnitStride);
+  s.tensor(TOPKEY_TENSOR(A, keys.scales), kF32Only, ">", kRequired);
+  s.args.logits = s.arena.out(DType::f32, {kRowCount, kKeys});
   check_subject(s, exec());
 }
 

@@ -197,6 +197,50 @@ inline Work rows_work(bool slots) {
   return w;
 }
 
+/// Of one request, from its first token on. Wider than what a producer keeps on its stack, it needs a workspace.
+inline Work pool_work(bool windows, int64_t rows, int64_t head_dim) {
+  Work w{std::string(windows ? "compress_k of " : "pool_k of ") + std::to_string(head_dim) + " dims", {}, {}};
+  const int64_t width = windows ? 2 * head_dim : head_dim, ring = 8;
+  const Array positions(DType::i32, {rows}), slots(DType::i32, {rows}), states(DType::i32, {rows});
+  for (int32_t r = 0; r < rows; ++r) {
+    positions.as<int32_t>()[r] = r, states.as<int32_t>()[r] = r % static_cast<int32_t>(ring);
+    slots.as<int32_t>()[r] = (r + 1) % 4 == 0 ? r / 4 : -1;
+  }
+  const KeyCache cache{w.add(Array(DType::u8, {rows / 64, 16 * (head_dim + 4)})).view(), KeyFormat::fp8, Layout::planar,
+                       16, static_cast<int32_t>(head_dim)};
+  const Tensor starts = w.add(Array::of({0, static_cast<int32_t>(rows)})).view();
+  const Tensor ape = w.add(floats({4, width}, DType::f32, 31)).view(), at = w.add(positions).view();
+  const Tensor to = w.add(slots).view(), state_slots = w.add(states).view();
+  if (windows) {
+    CompressK a{};
+    a.kv = w.add(floats({rows, width}, DType::f32, 32)).view();
+    a.score = w.add(floats({rows, width}, DType::f32, 33)).view(), a.ape = ape, a.positions = at;
+    a.state = w.add(Array(DType::f32, {1, ring, 2 * width})).view(), a.state_slots = state_slots;
+    a.query_start = starts, a.slot_mapping = to, a.cache = cache;
+    w.args = a;
+    return w;
+  }
+  PoolK a{};
+  a.k = w.add(floats({rows, head_dim}, DType::bf16, 34)).view();
+  a.gate = w.add(floats({rows, head_dim}, DType::bf16, 35)).view(), a.ape = ape, a.positions = at;
+  a.q_indptr = starts, a.slot_mapping = to, a.pool_size = 4, a.cache = cache;
+  a.tail = w.add(Array(DType::bf16, {1, 2, ring, head_dim})).view(), a.tail_slots = state_slots;
+  w.args = a;
+  return w;
+}
+inline Work expand_work() {
+  Work w{"expand_pools", {}, {}};
+  const int64_t rows = 300;
+  ExpandPools a{};
+  a.pools = w.add(ints({rows, 128}, 5000, 36)).view(), a.rows.count = rows, a.pool_size = 4;
+  a.positions = w.add(ints({rows}, 30000, 37)).view();
+  a.out.indices = w.add(Array(DType::i32, {rows, 515})).view();
+  a.out.slots = w.add(Array(DType::i32, {rows, 515})).view(), a.out.counts = w.add(Array(DType::i32, {rows})).view();
+  a.out.slot_map = {w.add(ints({rows, 3000}, 1000, 38)).view(), true, 16};
+  w.args = a;
+  return w;
+}
+
 inline const std::vector<Work>& all_work() {
   static const std::vector<Work> all = [] {
     std::vector<Work> list;
@@ -204,7 +248,10 @@ inline const std::vector<Work>& all_work() {
       list.push_back(rows_work(other)), list.push_back(quantize_work(other)), list.push_back(store_work(other));
       list.push_back(logits_work(other)), list.push_back(topk_work(other));
     }
-    list.push_back(gather_work()), list.push_back(merge_work());
+    list.push_back(gather_work()), list.push_back(merge_work()), list.push_back(expand_work());
+    for (const bool windows : {false, true}) {
+      list.push_back(pool_work(windows, 4096, 128)), list.push_back(pool_work(windows, 256, 2048));
+    }
     list.push_back(dense_work("mqa_topk", 40, 3000, Pattern::normal));
     list.push_back(dense_work("mqa_topk of one row", 1, 60000, Pattern::ties_at_cut));
     list.push_back(paged_work("paged_mqa_topk", 70, 2000, Pattern::few_mantissa_bits));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Scalar number formats, one value at a time, by bits: what e4m3fn, bf16, f16, ue8m0 and e2m1 mean and how f32 is
+// Scalar number formats, one value at a time, by bits: what e4m3fn, e4m3fnuz, bf16, f16, ue8m0 and e2m1 mean and how f32 is
 // rounded to them (nearest even). Shared by every backend, by tools and by callers who decode a cache by hand;
 // kernels have faster forms of their own, checked against these. docs/formats.md has the tables.
 #pragma once
@@ -95,6 +95,21 @@ inline uint8_t float_to_e4m3(float x) noexcept {
   const uint32_t sign = (u >> 24) & 0x80u;
   const uint32_t magnitude = is_finite_bits(u) ? number::round_magnitude(x, 3, 7) : 0x7Eu;
   return static_cast<uint8_t>(sign | (magnitude > 0x7Eu ? 0x7Eu : magnitude));
+}
+
+/// e4m3fnuz: 1-4-3, bias 8, largest 240 (0x7F), NaN 0x80, no infinity and no -0.
+inline float e4m3fnuz_to_float(uint8_t code) noexcept {
+  if (code == 0x80u) return canonical_nan();
+  const float magnitude = number::magnitude_value(code & 0x7Fu, 3, 8);
+  return float_of(static_cast<uint32_t>(code & 0x80u) << 24 | bits_of(magnitude));
+}
+/// Nearest even, saturating to +-240 (infinities too); NaN gives 0x80, -0 gives 0x00.
+inline uint8_t float_to_e4m3fnuz(float x) noexcept {
+  const uint32_t u = bits_of(x);
+  if (is_nan_bits(u)) return 0x80;
+  const uint32_t magnitude = is_finite_bits(u) ? number::round_magnitude(x, 3, 8) : 0x7Fu;
+  const uint32_t sign = magnitude == 0 ? 0 : (u >> 24) & 0x80u;
+  return static_cast<uint8_t>(sign | (magnitude > 0x7Fu ? 0x7Fu : magnitude));
 }
 
 /// ue8m0: byte b = 2^(b - 127); 255 is NaN, 0 is 2^-127.

@@ -29,10 +29,11 @@ struct Rope {
   bool interleaved, trailing;
 };
 
-/// Queries [R,H,D] to codes. fp8: weights_out = weights * q_scale * softmax_scale * head_scale (the rule names the
-/// order); mxfp4: q scales stay in q_scales_out; other formats: q_out in its own dtype, weights_out = weights *
-/// softmax_scale * head_scale. An inf or NaN in a vector: fp8 codes 0x7F and weights_out NaN; plain formats carry it
-/// element by element. Outputs must not overlap inputs. Cost: one pass.
+/// Queries [R,H,D] to codes. fp8, fp8_fnuz: weights_out = weights * q_scale * softmax_scale * head_scale (the rule
+/// names the order); mxfp4: q scales stay in q_scales_out; other formats: q_out in its own dtype, weights_out = weights
+/// * softmax_scale * head_scale. An inf or NaN in a vector: fp8 codes 0x7F (fp8_fnuz: 0x80) and weights_out NaN; mxfp4:
+/// that block's scale 255 and codes 0; plain formats carry it element by element. Outputs must not overlap inputs.
+/// Cost: one pass.
 struct QuantizeQ {
   uint32_t struct_size;
   Tensor q;                         ///< f32|bf16|f16 [R,H,D], unit
@@ -42,15 +43,15 @@ struct QuantizeQ {
   Rope rope;      ///< positions [R]
   bool hadamard;  ///< natural order, times f32(D^-0.5); D a power of two
   KeyFormat format;
-  Tensor q_out;         ///< fp8: f8_e4m3fn|u8 [R,H,D]; mxfp4: u8 [R,H,D/2]; else f32|bf16|f16 [R,H,D]
-  Tensor q_scales_out;  ///< mxfp4: u8|e8m0 [R,H,D/32]; else absent
+  Tensor q_out;  ///< fp8: f8_e4m3fn|u8 [R,H,D]; fp8_fnuz: u8 [R,H,D]; mxfp4: u8 [R,H,D/2]; else f32|bf16|f16 [R,H,D]
+  Tensor q_scales_out;  ///< mxfp4: u8|e8m0 [R,H,D/32] or i32 [R,H]; else absent
   Tensor weights_out;   ///< f32 [R,H]
 };
 TOPKEY_OP(quantize_q, QuantizeQ)
 
-/// Keys [T,D] to codes and scales, dense. An inf or NaN in a vector: fp8 codes 0x7F and scale NaN; q8_0: that block's
-/// d NaN, its codes 0; plain formats element by element, too large = inf. Outputs must not overlap inputs. Cost: one
-/// pass.
+/// Keys [T,D] to codes and scales, dense. An inf or NaN in a vector: fp8 codes 0x7F (fp8_fnuz: 0x80) and scale NaN;
+/// mxfp4: that block's scale 255 and codes 0; q8_0: that block's d NaN, its codes 0; plain formats element by element,
+/// too large = inf. Outputs must not overlap inputs. Cost: one pass.
 struct QuantizeK {
   uint32_t struct_size;
   Tensor k;  ///< f32|bf16|f16 [T,D], unit

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `rows`: which query rows there are, which request each belongs to, what it may see; and the way from
-// positions back to physical slots.
+// Stage `rows`: which query rows there are, which request each belongs to, what it may see; in what form answers are
+// given; and the way from positions back to physical slots, from pools back to tokens.
 #pragma once
 #include "topkey/format.h"
 #include "topkey/types.h"
@@ -25,6 +25,40 @@ struct Rows {
   /// upper bound of end - start (0 = N or the table's width in keys); keys past it are not live. Time follows real
   /// lengths
   int64_t max_len;
+};
+
+/// Order of the valid entries. position: ascending. score: the order of the selection itself, so that the answer for
+/// a smaller topk is a prefix. any: the same set in whatever order the backend has it; no faster so far, so all
+/// backends give position.
+enum class Order : int32_t { position, score, any };
+/// Unused trailing slots: -1, the row's first entry again (-1 where there is none), or fill_value. Scores there are
+/// -inf.
+enum class Fill : int32_t { minus_one, repeat, value };
+
+/// The block table of the cache that the attention reads, which may differ from the key cache's.
+struct SlotMap {
+  Tensor block_table;  ///< i32 [B,pages]
+  bool table_per_row;  ///< one row a query row
+  int32_t page_size;
+};
+
+/// Outputs, each optional but indices or slots; all written in one pass, row strides free. Columns beyond topk and
+/// rows beyond rows.count are not touched.
+struct Selection {
+  Tensor indices;  ///< i32 [R,>=topk] position - start + index_base[r]; global position under a shard
+  Tensor slots;    ///< i32 [R,>=topk] page * page_size + offset by slot_map, same order; -1 where the map has no page.
+      /// < Paged keys: of the key's (local) position; dense keys, given scores: of position - start; merge: of the
+      /// index.
+  ///< A request beyond the map gives -1, counted; the row's indices stay
+  Tensor scores;       ///< f32 [R,>=topk], same order, canonical; -inf in unused slots. Short rows are then scored too
+  Tensor counts;       ///< i32 [R] entries used
+  Tensor blocks;       ///< i32 [R,C]: also publish the best C candidate blocks: ascending ids, -1 unused
+  int32_t block_size;  ///< keys a published block
+  Tensor index_base;   ///< i32 [R]; absent = 0
+  SlotMap slot_map;
+  Order order;
+  Fill fill;
+  int32_t fill_value;
 };
 
 /// From **device** lengths to rows, on the device, graph-safe: row r of request b (query_start[b] <= r <
@@ -65,5 +99,23 @@ struct ToSlots {
   Tensor counts;  ///< i32 [R] valid slots; optional
 };
 TOPKEY_OP(to_slots, ToSlots)
+
+/// Pool ids to token positions, with the open pool appended: columns [0, K * pool_size) hold the tokens of the pools,
+/// column c = pools[c / pool_size] * pool_size + c % pool_size; the next pool_size - 1 columns hold the tokens of the
+/// pool that is not complete yet, which no key row stands for: visible / pool_size * pool_size + o for o < visible %
+/// pool_size. Columns without a token (a negative id, a complete pool) get the fill, wherever they stand. A row sees
+/// rows.end (or length) tokens, or positions[r] + 1; with neither given only the K * pool_size columns are written. A
+/// pool that the row cannot see in whole gives fill, is counted, and raises under strict. Fill-only rows as everywhere.
+/// out.order and rows.start must be 0; scores and blocks absent. slot_map translates the position. `pools` may be the
+/// first columns of out.indices or of out.slots (the same address and row stride). Cost: one pass over the output.
+struct ExpandPools {
+  uint32_t struct_size;
+  Tensor pools;  ///< i32 [R,K] pool ids in any order, -1 = none
+  Rows rows;     ///< request for slots; lengths count tokens
+  int32_t pool_size;
+  Selection out;     ///< [R,>=K * pool_size + pool_size - 1]; counts = columns that hold a token
+  Tensor positions;  ///< i32|i64 [R], instead of rows.end; < 0: fill only
+};
+TOPKEY_OP(expand_pools, ExpandPools)
 
 }  // namespace topkey

@@ -11,7 +11,8 @@
 namespace topkey {
 
 struct Query {
-  Tensor values;   ///< fp8 keys: f8_e4m3fn|u8 [R,H,D]; mxfp4: u8 [R,H,D/2]; other keys: f32|bf16|f16 [R,H,D]; unit
+  /// fp8 keys: f8_e4m3fn|u8 [R,H,D]; fp8_fnuz: u8 [R,H,D]; mxfp4: u8 [R,H,D/2]; other keys: f32|bf16|f16 [R,H,D]; unit
+  Tensor values;
   Tensor scales;   ///< mxfp4 only: u8|e8m0 [R,H,D/32] or i32 [R,H]
   Tensor weights;  ///< f32|bf16 [R,H]; D^-0.5, H^-0.5 and the fp8 q scale folded in
 };

@@ -10,14 +10,6 @@
 
 namespace topkey {
 
-/// Order of the valid entries. position: ascending. score: the order of the selection itself, so that the answer for
-/// a smaller topk is a prefix. any: the same set in whatever order the backend has it; no faster so far, so all
-/// backends give position.
-enum class Order : int32_t { position, score, any };
-/// Unused trailing slots: -1, the row's first entry again (-1 where there is none), or fill_value. Scores there are
-/// -inf.
-enum class Fill : int32_t { minus_one, repeat, value };
-
 /// Narrows the visible keys; a key not admitted is never returned.
 struct Admit {
   Tensor candidates;  ///< i32 [R,C] block ids counted from the row's start; any order, repeats and wild ids ignored
@@ -25,32 +17,6 @@ struct Admit {
   Tensor mask;  ///< dense keys and given scores: b8 [R,N] (0 hides), or f32|f16 [R,N] added to scores, -inf hides
   int32_t force_first,
       force_last;  ///< so many first and last visible keys (of the window, live or not) win before any other, if live
-};
-
-/// The block table of the cache that the attention reads, which may differ from the key cache's.
-struct SlotMap {
-  Tensor block_table;  ///< i32 [B,pages]
-  bool table_per_row;  ///< one row a query row
-  int32_t page_size;
-};
-
-/// Outputs, each optional but indices or slots; all written in one pass, row strides free. Columns beyond topk and
-/// rows beyond rows.count are not touched.
-struct Selection {
-  Tensor indices;  ///< i32 [R,>=topk] position - start + index_base[r]; global position under a shard
-  Tensor slots;    ///< i32 [R,>=topk] page * page_size + offset by slot_map, same order; -1 where the map has no page.
-      /// < Paged keys: of the key's (local) position; dense keys, given scores: of position - start; merge: of the
-      /// index.
-  ///< A request beyond the map gives -1, counted; the row's indices stay
-  Tensor scores;       ///< f32 [R,>=topk], same order, canonical; -inf in unused slots. Short rows are then scored too
-  Tensor counts;       ///< i32 [R] entries used
-  Tensor blocks;       ///< i32 [R,C]: also publish the best C candidate blocks: ascending ids, -1 unused
-  int32_t block_size;  ///< keys a published block
-  Tensor index_base;   ///< i32 [R]; absent = 0
-  SlotMap slot_map;
-  Order order;
-  Fill fill;
-  int32_t fill_value;
 };
 
 /// Selection on given scores. Where a row's live keys fit topk no score decides anything: they count as scored only

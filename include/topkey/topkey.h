@@ -15,6 +15,7 @@
 #include "topkey/rows.h"
 #include "topkey/quantize.h"
 #include "topkey/cache.h"
+#include "topkey/pool.h"
 #include "topkey/score.h"
 #include "topkey/select.h"
 #include "topkey/search.h"

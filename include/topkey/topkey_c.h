@@ -55,10 +55,17 @@ enum {
   TOPKEY_FORMAT_BF16 = 2,
   TOPKEY_FORMAT_F16 = 3,
   TOPKEY_FORMAT_F32 = 4,
-  TOPKEY_FORMAT_Q8_0 = 5
+  TOPKEY_FORMAT_Q8_0 = 5,
+  TOPKEY_FORMAT_FP8_FNUZ = 6
 };
 typedef int32_t topkey_layout;
-enum { TOPKEY_LAYOUT_PLANAR = 0, TOPKEY_LAYOUT_INTERLEAVED = 1 };
+enum {
+  TOPKEY_LAYOUT_PLANAR = 0,
+  TOPKEY_LAYOUT_INTERLEAVED = 1,
+  TOPKEY_LAYOUT_TILED16 = 2,
+  TOPKEY_LAYOUT_TILED32 = 3,
+  TOPKEY_LAYOUT_TILED64 = 4
+};
 typedef int32_t topkey_order;
 enum { TOPKEY_ORDER_POSITION = 0, TOPKEY_ORDER_SCORE = 1, TOPKEY_ORDER_ANY = 2 };
 typedef int32_t topkey_fill;
@@ -323,6 +330,35 @@ typedef struct topkey_merge_topk_args {
   topkey_tensor block_scores, block_ids;
 } topkey_merge_topk_args;
 
+typedef struct topkey_pool_k_args {
+  uint32_t struct_size;
+  topkey_tensor k, gate, ape, positions, q_indptr, slot_mapping, tail, tail_slots;
+  int32_t pool_size;
+  topkey_scale_rule scale;
+  topkey_key_cache cache;
+  topkey_tensor request;
+  int32_t next_n;
+} topkey_pool_k_args;
+
+typedef struct topkey_compress_k_args {
+  uint32_t struct_size;
+  topkey_tensor kv, score, ape, positions, state, state_slots, query_start, rms_weight;
+  float eps;
+  topkey_tensor cos_sin, slot_mapping;
+  topkey_key_cache cache;
+  topkey_quant_rule rule;
+  topkey_tensor state_table;
+} topkey_compress_k_args;
+
+typedef struct topkey_expand_pools_args {
+  uint32_t struct_size;
+  topkey_tensor pools;
+  topkey_rows rows;
+  int32_t pool_size;
+  topkey_selection out;
+  topkey_tensor positions;
+} topkey_expand_pools_args;
+
 typedef struct topkey_range {
   int64_t first, last;
 } topkey_range;
@@ -359,11 +395,12 @@ enum { TOPKEY_ROLE_NONE = 0, TOPKEY_ROLE_SOURCE = 1, TOPKEY_ROLE_CONSUMER = 2 };
 
 typedef struct topkey_indexer_config {
   uint32_t struct_size;
-  int32_t heads, head_dim, topk, ratio;
+  int32_t heads, head_dim, topk, ratio, pool_size;
   topkey_key_format format;
   topkey_scale_rule scale;
   topkey_candidate_role role;
   int32_t candidate_block_size, candidate_topk_blocks, force_first, force_last;
+  int32_t candidate_ratio;
 } topkey_indexer_config;
 
 typedef struct topkey_indexer_limits {
@@ -374,7 +411,7 @@ typedef struct topkey_indexer_limits {
 
 typedef struct topkey_indexer_step {
   uint32_t struct_size;
-  topkey_tensor k, k_scales, slot_mapping;
+  topkey_tensor k, k_scales, gate, ape, positions, slot_mapping, tail, tail_slots;
   topkey_norm norm;
   topkey_rope rope;
   bool hadamard;
@@ -407,9 +444,12 @@ TOPKEY_DECLARE(select_blocks);
 TOPKEY_DECLARE(mqa_topk);
 TOPKEY_DECLARE(paged_mqa_topk);
 TOPKEY_DECLARE(merge_topk);
+TOPKEY_DECLARE(pool_k);
+TOPKEY_DECLARE(compress_k);
+TOPKEY_DECLARE(expand_pools);
 #undef TOPKEY_DECLARE
 
-/* ---- plans (host) and the layer -------------------------------------------------------------------------------------------- */
+/* ---- plans (host) and the layers ------------------------------------------------------------------------------------------- */
 /* The chunk functions return how many there are and write at most `capacity` of them; -1 on wrong arguments. row_shard_sizes
  * holds args->row_shards numbers (null where that is under 2). */
 TOPKEY_API int64_t topkey_prefill_chunks(const topkey_plan_step_args* args, topkey_prefill_chunk* chunks,
@@ -423,6 +463,12 @@ TOPKEY_API size_t topkey_indexer_workspace_bytes(const topkey_indexer_config* co
                                                  const topkey_indexer_limits* limits, const topkey_exec* exec);
 TOPKEY_API topkey_status topkey_indexer_forward(const topkey_indexer_config* config, const topkey_indexer_step* step,
                                                 const topkey_exec* exec);
+
+TOPKEY_API topkey_status topkey_indexer_kpool_check(const topkey_indexer_config* config);
+TOPKEY_API size_t topkey_indexer_kpool_workspace_bytes(const topkey_indexer_config* config,
+                                                       const topkey_indexer_limits* limits, const topkey_exec* exec);
+TOPKEY_API topkey_status topkey_indexer_kpool_forward(const topkey_indexer_config* config,
+                                                      const topkey_indexer_step* step, const topkey_exec* exec);
 
 /* ---- the library itself ---------------------------------------------------------------------------------------------------- */
 /* Version of the library that runs, "0.1.0"; the ABI it speaks (compare with TOPKEY_ABI_VERSION); sentence and status of this

@@ -80,10 +80,10 @@ enum Stat : int32_t {
   kScoredKeys,  ///< (row, key) pairs whose score was computed or read
   kRescans,     ///< rows for which a bounded buffer overflowed and the exact way out was taken
   /// admitted (row, key) pairs that a wild value made not live (page id outside the cache, position beyond the table,
-  /// max_len or the key matrix), rows with a wild request id, gather_k rows and rope positions likewise
+  /// max_len or the key matrix), rows with a wild request id, gather_k rows, rope positions and pool ids likewise
   kSkippedPages,
-  kSkippedSlots,  ///< slots outside the cache that were not written (store_k); positions without a slot
-                  ///< (slots output, to_slots, expand_rows)
+  kSkippedSlots,  ///< slots that were not written: outside the cache (store_k, pool_k, compress_k), or of a pool or
+                  ///< window that is not whole; positions without a slot (slots output, to_slots, expand_rows)
   kNanScores,     ///< (row, key) pairs whose score is NaN, of those scored
   kTiedCuts,      ///< rows whose topk-th and next key have equal scores: another tie rule would answer differently
   kReserved,

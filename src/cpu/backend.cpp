@@ -6,6 +6,7 @@
 #include "cpu/isa.h"
 #include "cpu/kernels.h"
 #include "cpu/merge.h"
+#include "cpu/pool.h"
 #include "cpu/producer.h"
 #include "cpu/quantize.h"
 #include "cpu/rows.h"
@@ -16,13 +17,11 @@ namespace {
 
 const char* detail() { return kernels().isa; }
 
-const char* why_not(Op, const Shape& shape) {
-  return shape.format == KeyFormat::mxfp4 ? "it does not have mxfp4 keys yet" : nullptr;
-}
-
-const char* arithmetic(KeyFormat format, DType) { return format == KeyFormat::mxfp4 ? nullptr : "f32"; }
-int32_t numerics(KeyFormat format) { return format == KeyFormat::mxfp4 ? 0 : 1; }
-constexpr const char* kStrategies[] = {"radix", nullptr};
+const char* why_not(Op, const Shape&) { return nullptr; }
+const char* arithmetic(KeyFormat, DType) { return "f32"; }
+int32_t numerics(KeyFormat) { return 1; }
+/// radix: its own choice; the others say who merges rows that were cut into slices (search.cpp).
+constexpr const char* kStrategies[] = {"radix", "radix.rows", "radix.team", nullptr};
 
 size_t workspace_bytes(Op op, const Shape& shape) {
   switch (op) {
@@ -36,16 +35,29 @@ size_t workspace_bytes(Op op, const Shape& shape) {
     case Op::quantize_q:
     case Op::quantize_k:
     case Op::store_k: return producer_workspace(shape.head_dim);
+    case Op::pool_k:
+    case Op::compress_k: return pool_workspace_bytes(shape.head_dim);
     default: return 0;
   }
 }
 
 }  // namespace
 
-constinit const Backend kBackend = {
-    "cpu",      Device::cpu,      false,       isa_problem,   detail,     why_not,        arithmetic, kStrategies,
-    numerics,   workspace_bytes,  expand_rows, to_slots,      quantize_q, quantize_k,     store_k,    gather_k,
-    mqa_logits, paged_mqa_logits, topk,        select_blocks, mqa_topk,   paged_mqa_topk, merge_topk,
+constinit const Backend kBackend = {.name = "cpu",
+                                    .device = Device::cpu,
+                                    .one_thread = false,
+                                    .unusable = isa_problem,
+                                    .detail = detail,
+                                    .why_not = why_not,
+                                    .arithmetic = arithmetic,
+                                    .strategies = kStrategies,
+                                    .numerics = numerics,
+                                    .workspace_bytes = workspace_bytes,
+                                    .prepare = nullptr,
+                                    .clear_rows = nullptr,
+#define X(op, Args) .op = op,
+                                    TOPKEY_OPERATIONS(X)
+#undef X
 };
 
 }  // namespace topkey::cpu

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `cache`: key rows into pages and out of them. Both divide their work by where a row is written, not by where
-// it comes from: of several rows for one place the last wins, whole, as in a loop over all rows, and no two members
-// ever write one row.
+// Stage `cache`: key rows into pages and out of them. Both divide their work by where a row is written (store.h).
 #include "cpu/cache.h"
 
 #include "backend_table.h"
@@ -13,6 +11,7 @@
 #include "cpu/keys.h"
 #include "cpu/producer.h"
 #include "cpu/share.h"
+#include "cpu/store.h"
 #include "cpu/view.h"
 
 namespace topkey::cpu {
@@ -33,7 +32,7 @@ struct DenseRows {
       : values(static_cast<uint8_t*>(keys.values.data)),
         scales(static_cast<uint8_t*>(keys.scales.data)),
         value_step(keys.values.stride[0] * (layout.value / keys.values.shape[1])),
-        scale_step(keys.scales.stride[0] * 4) {}
+        scale_step(keys.scales.stride[0] * scale_element_bytes(keys.scales)) {}
   RowBytes at(int64_t row) const {
     return {values + row * value_step, scales == nullptr ? nullptr : scales + row * scale_step};
   }
@@ -53,69 +52,57 @@ constexpr int64_t kCopyBytes = int64_t{256} * 1024;
 // ---- store_k
 // ---------------------------------------------------------------------------------------------------------------
 
-/// Which member writes a slot. Sixteen slots share a line of scales, and the golden ratio spreads runs of such groups
-/// evenly, whatever pages they lie in (Fibonacci hashing); cutting the pool into ranges would give all of a batch to
-/// one member.
-uint32_t writer_of(int64_t slot, int32_t members) {
-  const uint32_t mixed = static_cast<uint32_t>(static_cast<uint64_t>(slot) >> 4) * 0x9E3779B1u;
-  return static_cast<uint32_t>((static_cast<uint64_t>(mixed) * static_cast<uint32_t>(members)) >> 32);
-}
-
-/// Calls f(row, place) for each row of slot_mapping that this member writes; returns how many slots lie outside the
+/// Calls f(row, slot) for each row of slot_mapping that this member writes; returns how many slots lie outside the
 /// cache.
 template <class F>
-int64_t for_each_stored(const StoreK& a, const PageLayout& layout, const Share& share, const F& f) {
-  const KeyCache& cache = a.cache;
-  const int64_t rows = a.slot_mapping.shape[0], slots = cache.pages.shape[0] * cache.page_size;
-  const Divider page_size(cache.page_size);
+int64_t for_each_stored(const StoreK& a, const Slots& slots, const Share& share, const F& f) {
+  const int64_t rows = a.slot_mapping.shape[0];
   int64_t outside = 0;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t slot = integer_at(a.slot_mapping, r);
     if (slot < 0) continue;
-    if (slot >= slots) {
+    if (slot >= slots.count) {
       ++outside;
       continue;
     }
     if (share.size > 1 && writer_of(slot, share.size) != static_cast<uint32_t>(share.rank)) continue;
-    const int64_t page = page_size.quotient(slot), offset = slot - page * cache.page_size;
-    uint8_t* base = row_at(cache.pages, page, 1);
-    f(r, RowBytes{base + layout.value_offset(offset), base + layout.scale_offset(offset)});
+    f(r, slot);
   }
   return outside;
 }
 
-int64_t wild_values(const StoreK& a, const PageLayout& layout) {
+int64_t wild_values(const StoreK& a, const Slots& slots) {
   int64_t positions = 0;
-  const int64_t slots = for_each_stored(a, layout, Share{0, 1},
-                                        [&](int64_t r, const RowBytes&) { positions += position_outside(a.rope, r); });
-  return slots + positions;
+  const int64_t outside =
+      for_each_stored(a, slots, Share{0, 1}, [&](int64_t r, int64_t) { positions += position_outside(a.rope, r); });
+  return outside + positions;
 }
 
-void store_codes(const StoreK& a, const PageLayout& layout, const Exec& exec) {
+void store_codes(const StoreK& a, const Slots& slots, const Exec& exec) {
+  const PageLayout& layout = slots.layout;
   const int64_t rows = a.slot_mapping.shape[0];
   const DenseRows from({a.k, a.k_scales, a.cache.format}, layout);
   run_shared(exec, rows * layout.value / kCopyBytes, rows, [&](const Share& share, Counts& counts) {
-    const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+    const int64_t outside = for_each_stored(a, slots, share, [&](int64_t r, int64_t slot) {
       const RowBytes row = from.at(r);
-      copy_bytes(to.values, row.values, layout.value);
-      if (layout.scale > 0) copy_bytes(to.scale, row.scale, layout.scale);
+      const Place to = slots.at(slot);
+      write_row(layout, to.page, to.row, row.values, row.scale);
     });
     if (share.rank == 0) counts.add(kSkippedSlots, outside);
   });
 }
 
-void store_vectors(const StoreK& a, const PageLayout& layout, const Exec& exec) {
+void store_vectors(const StoreK& a, const Slots& slots, const Exec& exec) {
   const int64_t rows = a.slot_mapping.shape[0], in_bytes = float_bytes(a.k.dtype);
   Recipe recipe = make_recipe(a.cache.head_dim, a.k.dtype, a.norm, a.rope, a.hadamard);
   set_key_rule(recipe, a.cache.format, a.rule, a.scale);
   run_shared(exec, producer_members(recipe, rows), rows, [&](const Share& share, Counts& counts) {
     Producer::Stack stack;
     const Producer produce(recipe, a.norm, a.rope, stack, exec, share.rank);
-    const int64_t outside = for_each_stored(a, layout, share, [&](int64_t r, const RowBytes& to) {
+    const int64_t outside = for_each_stored(a, slots, share, [&](int64_t r, int64_t slot) {
       const int64_t ahead = r + kPrefetchRows;
       if (ahead < rows) prefetch_vector(row_at(a.k, ahead, in_bytes), recipe.dim * in_bytes);
-      const float scale = produce(row_at(a.k, r, in_bytes), r, to.values);
-      if (layout.scale > 0) std::memcpy(to.scale, &scale, sizeof scale);
+      store_vector(produce, row_at(a.k, r, in_bytes), r, slots, slot);
       counts.add(kSkippedPages, position_outside(a.rope, r));
     });
     if (share.rank == 0) counts.add(kSkippedSlots, outside);
@@ -139,9 +126,12 @@ struct Span {
 void nan_row(KeyFormat format, const RowBytes& to, int64_t bytes) {
   const float nan = canonical_nan();
   const uint16_t half = format == KeyFormat::bf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00};
-  if (format == KeyFormat::fp8) {
-    std::memset(to.values, 0x7F, static_cast<size_t>(bytes));
+  if (is_fp8(format)) {
+    std::memset(to.values, format == KeyFormat::fp8 ? 0x7F : 0x80, static_cast<size_t>(bytes));
     std::memcpy(to.scale, &nan, sizeof nan);
+  } else if (format == KeyFormat::mxfp4) {
+    std::memset(to.values, 0, static_cast<size_t>(bytes));
+    std::memset(to.scale, 0xFF, static_cast<size_t>(bytes / 16));
   } else if (format == KeyFormat::q8_0) {
     std::memset(to.values, 0, static_cast<size_t>(bytes));
     for (int64_t i = 0; i < bytes; i += 34) std::memcpy(to.values + i, &half, sizeof half);
@@ -168,6 +158,13 @@ struct Gather {
     for (int64_t i = first; i < last; ++i) nan_row(a.out.format, out.at(i), layout.value);
   }
   void copy(const Chunk& chunk, int64_t row) const {
+    if (keys.tiled()) {
+      for (int64_t i = 0; i < chunk.count; ++i) {
+        const RowBytes to = out.at(row + i);
+        read_row(layout, chunk.values, chunk.row + i, to.values, to.scale);
+      }
+      return;
+    }
     const RowBytes to = out.at(row);
     copy_pieces(to.values, out.value_step, chunk.values, keys.value_step, layout.value, chunk.count);
     if (layout.scale == 0) return;
@@ -201,13 +198,13 @@ int64_t wild_values(const GatherK& a) {
 }  // namespace
 
 void store_k(const StoreK& a, const Exec& exec) {
-  const PageLayout layout = page_layout(a.cache.format, a.cache.layout, a.cache.page_size, a.cache.head_dim);
-  if (exec.strict) raise_if_wild(exec, "store_k", wild_values(a, layout));
+  const Slots slots(a.cache);
+  if (exec.strict) raise_if_wild(exec, "store_k", wild_values(a, slots));
   if ((exec.flags & kCheckOnly) != 0) return;
   if (a.k_scales.data != nullptr || a.k.dtype == DType::u8) {
-    store_codes(a, layout, exec);
+    store_codes(a, slots, exec);
   } else {
-    store_vectors(a, layout, exec);
+    store_vectors(a, slots, exec);
   }
 }
 

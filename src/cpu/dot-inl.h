@@ -13,6 +13,8 @@
 
 #include <cmath>
 
+#include "cpu/kernels.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 // 16 vector registers hold 4 heads x 3 vectors of sums, 3 of keys and a broadcast; 32 registers hold 8 heads x 3.
@@ -93,20 +95,41 @@ HWY_INLINE void AddHeads(const float* HWY_RESTRICT keys, int64_t stride, int64_t
   hn::Store(s2, d, out + 2 * n);
 }
 
-void Score(const float* panels, int64_t count, int64_t dim, const float* q, const float* weights, int64_t heads,
-           const float* kscale, float* out) {
+/// Deals the wishes of `ahead` evenly to `steps` steps.
+class Wishes {
+ public:
+  Wishes(const Ahead& ahead, int64_t steps) : ahead_(ahead), steps_(steps) {}
+  HWY_INLINE void Step() {
+    for (due_ += ahead_.count; due_ >= steps_; due_ -= steps_, ++next_) {
+      const uint8_t* row = ahead_.rows[next_];
+      for (int64_t at = 0; at < ahead_.bytes; at += 64) hwy::Prefetch(row + at);
+      hwy::Prefetch(row + ahead_.bytes - 1);  // rows need not begin with a line
+      if (ahead_.scales != nullptr) hwy::Prefetch(ahead_.scales[next_]);
+    }
+  }
+
+ private:
+  const Ahead& ahead_;
+  int64_t steps_, due_ = 0, next_ = 0;
+};
+
+void Score(const ScoreJob& job) {
   const hn::ScalableTag<float> d;
   const int64_t n = static_cast<int64_t>(hn::Lanes(d)), panel = PanelKeys(), chunk = ChunkKeys();
-  for (int64_t p = 0; p < count; ++p, panels += dim * panel, out += panel) {
+  const float* panels = job.panels;
+  float* out = job.out;
+  Wishes wishes(job.ahead, job.count * (panel / chunk) * ((job.heads + kHeadBlock - 1) / kHeadBlock));
+  for (int64_t p = 0; p < job.count; ++p, panels += job.dim * panel, out += panel) {
     for (int64_t i = 0; i < panel; i += n) hn::Store(hn::Zero(d), d, out + i);
     for (int64_t column = 0; column < panel; column += chunk) {
-      for (int64_t h = 0; h < heads; h += kHeadBlock) {
-        AddHeads(panels + column, panel, dim, q + h * dim, weights + h, heads - h, out + column);
+      for (int64_t h = 0; h < job.heads; h += kHeadBlock) {
+        wishes.Step();
+        AddHeads(panels + column, panel, job.dim, job.q + h * job.dim, job.weights + h, job.heads - h, out + column);
       }
     }
-    if (kscale == nullptr) continue;
+    if (job.kscale == nullptr) continue;
     for (int64_t i = 0; i < panel; i += n) {
-      hn::Store(hn::Mul(hn::Load(d, out + i), hn::Load(d, kscale + p * panel + i)), d, out + i);
+      hn::Store(hn::Mul(hn::Load(d, out + i), hn::Load(d, job.kscale + p * panel + i)), d, out + i);
     }
   }
 }

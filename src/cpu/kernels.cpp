@@ -17,7 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace topkey::cpu {
 namespace HWY_NAMESPACE {
 
-Kernels MakeKernels() { return {hwy::TargetName(HWY_TARGET), PanelKeys(), kHeadBlock, Decode, Score, Gate}; }
+Kernels MakeKernels() { return {hwy::TargetName(HWY_TARGET), PanelKeys(), kHeadBlock, Decode, Pack, Score, Gate}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace topkey::cpu

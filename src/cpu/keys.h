@@ -16,11 +16,14 @@ struct Source {
   int64_t count;  ///< positions [0, count) exist: N, or the table's width in keys
   const uint8_t* values;
   const uint8_t* scales;
-  int64_t value_step, scale_step;  ///< bytes from key to key inside a chunk
+  int64_t value_step, scale_step;  ///< bytes from key to key inside a chunk; 0 in tiled pages
   // paged only
   bool paged, table_per_row;
   Tensor block_table;
   int64_t pages, page_stride, page_size, scale_base;
+  PageLayout layout;
+
+  bool tiled() const { return paged && layout.tile > 0; }
 };
 Source make_source(const DenseKeys& dense);
 Source make_source(const PagedKeys& paged);
@@ -37,7 +40,9 @@ struct Chunk {
   int64_t first, count;  ///< positions
   const uint8_t* values;
   const uint8_t* scales;  ///< null where the format has none of its own
+  int64_t row;            ///< in its page
 };
+// In tiled pages rows do not lie whole: values and scales of a chunk are then the page, to be read by read_row.
 
 /// Calls f(Chunk) for the readable keys of [first, last), ascending; returns how many were not readable. 0 <= first,
 /// last <= count.
@@ -46,7 +51,7 @@ int64_t for_each_chunk(const Source& s, int64_t table_row, int64_t first, int64_
   if (first >= last) return 0;
   if (!s.paged) {
     f(Chunk{first, last - first, s.values + first * s.value_step,
-            s.scales == nullptr ? nullptr : s.scales + first * s.scale_step});
+            s.scales == nullptr ? nullptr : s.scales + first * s.scale_step, first});
     return 0;
   }
   const int32_t* table = static_cast<const int32_t*>(s.block_table.data) + table_row * s.block_table.stride[0];
@@ -57,7 +62,7 @@ int64_t for_each_chunk(const Source& s, int64_t table_row, int64_t first, int64_
     if (page >= 0 && page < s.pages) {
       const uint8_t* base = s.values + page * s.page_stride;
       f(Chunk{at, n, base + offset * s.value_step,
-              s.scale_base < 0 ? nullptr : base + s.scale_base + offset * s.scale_step});
+              s.scale_base < 0 ? nullptr : base + s.scale_base + offset * s.scale_step, offset});
     } else {
       unreadable += n;
     }

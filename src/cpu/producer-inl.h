@@ -57,29 +57,69 @@ HWY_INLINE uint32_t AmaxBits(float* x, int64_t n) {
   return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, amax)));
 }
 
-HWY_INLINE float QuantizeFp8(const Recipe& r, float* x, uint8_t* codes) {
+struct ToE4m3 {
+  static constexpr float kLargest = 448.0f;
+  static constexpr uint8_t kNan = 0x7F;
+  template <class D>
+  HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> operator()(D d, hn::Vec<D> x) const {
+    return E4m3Codes(d, x);
+  }
+};
+/// 240 exists, but engines scale to 224.
+struct ToE4m3fnuz {
+  static constexpr float kLargest = 224.0f;
+  static constexpr uint8_t kNan = 0x80;
+  template <class D>
+  HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> operator()(D d, hn::Vec<D> x) const {
+    return E4m3fnuzCodes(d, x);
+  }
+};
+
+template <class To>
+HWY_INLINE float QuantizeFp8(const To& to_codes, const Recipe& r, float* x, uint8_t* codes) {
   const int64_t n = padded_dim(r.dim);
   const uint32_t amax = r.whole_bf16 ? AmaxBits<true>(x, n) : AmaxBits<false>(x, n);
   if (!is_finite_bits(amax)) {
-    std::memset(codes, 0x7F, static_cast<size_t>(r.dim));
+    std::memset(codes, To::kNan, static_cast<size_t>(r.dim));
     return canonical_nan();
   }
   const float a = float_of(amax) > r.floor ? float_of(amax) : r.floor;
-  const float s = r.by_reciprocal ? a * (1.0f / 448.0f) : a / 448.0f;
+  const float s = r.by_reciprocal ? a * (1.0f / To::kLargest) : a / To::kLargest;
   if (!r.power_of_two) {
     ForLanes(r.dim, [&](auto d, int64_t i) HWY_ATTR {
       const hn::Rebind<uint8_t, decltype(d)> d8;
-      hn::StoreU(E4m3Codes(d, hn::Div(hn::LoadU(d, x + i), hn::Set(d, s))), d8, codes + i);
+      hn::StoreU(to_codes(d, hn::Div(hn::LoadU(d, x + i), hn::Set(d, s))), d8, codes + i);
     });
     return s;
   }
   const int e = ceil_log2(s);
-  const float inverse = exp2_int(-e);  // a >= 1e-10, so e is within -42..120 and the inverse is normal
+  const float inverse = exp2_int(-e);  // a >= 1e-10, so e is within -42..121 and the inverse is normal
   ForLanes(r.dim, [&](auto d, int64_t i) HWY_ATTR {
     const hn::Rebind<uint8_t, decltype(d)> d8;
-    hn::StoreU(E4m3Codes(d, hn::Mul(hn::LoadU(d, x + i), hn::Set(d, inverse))), d8, codes + i);
+    hn::StoreU(to_codes(d, hn::Mul(hn::LoadU(d, x + i), hn::Set(d, inverse))), d8, codes + i);
   });
   return exp2_int(e);
+}
+
+/// 32 values to 16 bytes of e2m1 pairs, low nibble first; returns the ue8m0 scale.
+template <bool kBf16>
+HWY_INLINE uint8_t QuantizeMxfp4(float* x, uint8_t* codes) {
+  const uint32_t amax = AmaxBits<kBf16>(x, 32);
+  if (!is_finite_bits(amax)) {
+    std::memset(codes, 0, 16);
+    return 255;
+  }
+  const float floor = 6.0f * float_of(0x00800000u);  // 6 * 2^-126
+  const float a = float_of(amax) > floor ? float_of(amax) : floor;
+  const int e = ceil_log2(a / 6.0f);  // within -126..126: a / 6 cannot leave that
+  const float inverse = exp2_int(-e);
+  uint8_t each[32];
+  ForLanes(32, [&](auto d, int64_t i) HWY_ATTR {
+    const hn::Rebind<uint8_t, decltype(d)> d8;
+    hn::StoreU(E2m1Codes(d, hn::Mul(hn::LoadU(d, x + i), hn::Set(d, inverse))), d8, each + i);
+  });
+  for (int64_t i = 0; i < 16; ++i) codes[i] = static_cast<uint8_t>(each[2 * i] | each[2 * i + 1] << 4);
+  return static_cast<uint8_t>(e + 127);
 }
 
 /// 32 values to an f16 scale and 32 int8.
@@ -114,13 +154,22 @@ HWY_INLINE void StorePlain(const StoreAs& store, const float* x, int64_t n, void
 }
 
 float Produce(const Recipe& r, const void* from, const float* cos_sin, const float* weight, const float* bias, float* x,
-              void* to) {
+              const CodesOut& out) {
+  void* const to = out.codes;
   Widen(r.input, from, r.dim, x);
   if (r.norm != NormKind::none) ApplyNorm(r, weight, bias, x);
   if (r.rope_dim > 0) ApplyRope(r, cos_sin, x);
   if (r.hadamard_scale != 0.0f) ApplyHadamard(r, x);
   switch (r.codes) {
-    case Codes::fp8: return QuantizeFp8(r, x, static_cast<uint8_t*>(to));
+    case Codes::fp8: return QuantizeFp8(ToE4m3(), r, x, static_cast<uint8_t*>(to));
+    case Codes::fp8_fnuz: return QuantizeFp8(ToE4m3fnuz(), r, x, static_cast<uint8_t*>(to));
+    case Codes::mxfp4:
+      for (int64_t b = 0; b < r.dim / 32; ++b) {
+        uint8_t* const codes = static_cast<uint8_t*>(to) + b * 16;
+        out.block_scales[b] =
+            r.whole_bf16 ? QuantizeMxfp4<true>(x + b * 32, codes) : QuantizeMxfp4<false>(x + b * 32, codes);
+      }
+      break;
     case Codes::q8_0:
       for (int64_t b = 0; b < r.dim / 32; ++b) QuantizeBlock(x + b * 32, static_cast<uint8_t*>(to) + b * 34);
       break;

@@ -55,8 +55,13 @@ Recipe make_recipe(int64_t dim, DType input, const Norm& norm, const Rope& rope,
 
 // The table of docs/formats.md. How a code is made of x and s (x / s, x * 2^-e, x * (1 / s)) is not in it: with s =
 // 2^e all three are the correctly rounded value of the same number, and rules that keep another s divide.
-void set_query_rule(Recipe& r, QuantRule rule) {
-  r.codes = Codes::fp8;
+void set_query_rule(Recipe& r, KeyFormat format, QuantRule rule) {
+  if (format == KeyFormat::mxfp4) {
+    r.codes = Codes::mxfp4;
+    r.roped_bf16 = true;
+    return;
+  }
+  r.codes = format == KeyFormat::fp8 ? Codes::fp8 : Codes::fp8_fnuz;
   r.power_of_two = true;
   const bool v32 = rule == QuantRule::automatic || rule == QuantRule::v32_query;
   r.roped_bf16 = v32 || rule == QuantRule::v4_query;
@@ -66,13 +71,17 @@ void set_query_rule(Recipe& r, QuantRule rule) {
 }
 
 void set_key_rule(Recipe& r, KeyFormat format, QuantRule rule, ScaleRule scale) {
-  r.codes = format == KeyFormat::fp8    ? Codes::fp8
-            : format == KeyFormat::q8_0 ? Codes::q8_0
-            : format == KeyFormat::bf16 ? Codes::bf16
-            : format == KeyFormat::f16  ? Codes::f16
-                                        : Codes::f32;
+  switch (format) {
+    case KeyFormat::fp8: r.codes = Codes::fp8; break;
+    case KeyFormat::mxfp4: r.codes = Codes::mxfp4; break;
+    case KeyFormat::bf16: r.codes = Codes::bf16; break;
+    case KeyFormat::f16: r.codes = Codes::f16; break;
+    case KeyFormat::f32: r.codes = Codes::f32; break;
+    case KeyFormat::q8_0: r.codes = Codes::q8_0; break;
+    case KeyFormat::fp8_fnuz: r.codes = Codes::fp8_fnuz; break;
+  }
   r.power_of_two = scale == ScaleRule::ue8m0;
-  r.whole_bf16 = rule == QuantRule::v4_key || rule == QuantRule::kpool_key;
+  r.whole_bf16 = rule == QuantRule::v4_key || rule == QuantRule::kpool_key || format == KeyFormat::mxfp4;
   r.by_reciprocal = rule == QuantRule::kpool_key && r.power_of_two;
   r.floor = 1e-4f;
 }

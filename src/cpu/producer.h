@@ -14,7 +14,7 @@
 
 namespace topkey::cpu {
 
-enum class Codes { fp8, q8_0, bf16, f16, f32 };
+enum class Codes { fp8, fp8_fnuz, mxfp4, q8_0, bf16, f16, f32 };
 
 /// What a call does to each of its vectors.
 struct Recipe {
@@ -27,26 +27,34 @@ struct Recipe {
   bool rope_interleaved;
   bool roped_bf16;       ///< roped dims are rounded to bf16 too
   float hadamard_scale;  ///< D^-0.5; 0 = no Hadamard
-  // fp8 only: s = max(amax, floor) times f32(1/448), or over 448; then up to a power of two or as it is.
-  bool whole_bf16, by_reciprocal, power_of_two;
+  bool whole_bf16;       ///< fp8 and mxfp4: rounded to bf16 before amax
+  // fp8 only: s = max(amax, floor) times f32(1/448), or over 448 (fp8_fnuz: 224); then up to a power of two or as it
+  // is.
+  bool by_reciprocal, power_of_two;
   float floor;
 };
 
 /// The steps up to quantisation. `rope` as the caller gave it, dim 0 = none.
 Recipe make_recipe(int64_t dim, DType input, const Norm& norm, const Rope& rope, bool hadamard);
-void set_query_rule(Recipe& recipe, QuantRule rule);
+void set_query_rule(Recipe& recipe, KeyFormat format, QuantRule rule);
 void set_key_rule(Recipe& recipe, KeyFormat format, QuantRule rule, ScaleRule scale);
+
+/// Where one vector's codes go, and the D/32 scales of mxfp4.
+struct CodesOut {
+  void* codes;
+  uint8_t* block_scales;
+};
 
 /// The vector code, one table per ISA.
 struct ProducerKernels {
   const char* isa;
   /// n values of a float dtype, widened exactly, then zeros up to a multiple of 32.
   void (*widen)(DType dtype, const void* from, int64_t n, float* to);
-  /// One vector [dim] at `from` to its codes at `to`; returns the fp8 scale (0 for other codes). cos_sin: this
+  /// One vector [dim] at `from` to its codes in `to`; returns the fp8 scale (0 for other codes). cos_sin: this
   /// vector's row of the table as f32, null where its position is outside (the vector becomes NaN); weight, bias null
   /// = absent. x: scratch for dim floats. x, weight and bias are padded to 32 floats and 128-byte aligned.
   float (*produce)(const Recipe& recipe, const void* from, const float* cos_sin, const float* weight, const float* bias,
-                   float* x, void* to);
+                   float* x, const CodesOut& to);
 };
 const ProducerKernels& producer_kernels();
 
@@ -85,10 +93,15 @@ class Producer {
     alignas(128) float floats[scratch_floats(kStackDim)];  // left as it is: only what is written is read
   };
   Producer(const Recipe& recipe, const Norm& norm, const Rope& rope, Stack& stack, const Exec& exec, int32_t rank);
-  /// The vector at `from`, whose rope position is that of `row`, to codes at `to`. Returns the fp8 scale.
-  float operator()(const void* from, int64_t row, void* to) const {
-    return kernels_.produce(recipe_, from, recipe_.rope_dim > 0 ? rotation_of(row) : nullptr, weight_, bias_, x_, to);
+  /// The vector at `from`, whose rope position is that of `row`, to codes at `to` (and block scales, for mxfp4).
+  /// Returns the fp8 scale.
+  float operator()(const void* from, int64_t row, void* to, uint8_t* block_scales = nullptr) const {
+    return kernels_.produce(recipe_, from, recipe_.rope_dim > 0 ? rotation_of(row) : nullptr, weight_, bias_, x_,
+                            {to, block_scales});
   }
+  /// Room for a row's codes and scales that its own production leaves alone until it writes them: where the row of cos
+  /// | sin is widened.
+  uint8_t* spare() const { return reinterpret_cast<uint8_t*>(rotation_); }
 
  private:
   const float* rotation_of(int64_t row) const;

@@ -5,6 +5,7 @@
 #include "cpu/quantize.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "cpu/producer.h"
 #include "cpu/share.h"
@@ -20,7 +21,7 @@ struct WeightScale {
   float softmax, head;
 
   explicit WeightScale(const QuantizeQ& a)
-      : folds_q_scale(a.format == KeyFormat::fp8),
+      : folds_q_scale(is_fp8(a.format)),
         joined(folds_q_scale && a.rule == QuantRule::kpool_query),
         softmax(a.softmax_scale == 0.0f ? 1.0f : a.softmax_scale),
         head(a.head_scale == 0.0f ? 1.0f : a.head_scale) {}
@@ -33,8 +34,8 @@ struct WeightScale {
 
 Recipe query_recipe(const QuantizeQ& a) {
   Recipe recipe = make_recipe(a.q.shape[2], a.q.dtype, Norm{}, a.rope, a.hadamard);
-  if (a.format == KeyFormat::fp8) {
-    set_query_rule(recipe, a.rule);
+  if (is_fp8(a.format) || a.format == KeyFormat::mxfp4) {
+    set_query_rule(recipe, a.format, a.rule);
   } else {
     recipe.codes = a.q_out.dtype == DType::bf16 ? Codes::bf16 : a.q_out.dtype == DType::f16 ? Codes::f16 : Codes::f32;
   }
@@ -55,14 +56,16 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   const Recipe recipe = query_recipe(a);
   const WeightScale scaled(a);
   const int64_t in_bytes = float_bytes(a.q.dtype),
-                out_bytes = recipe.codes == Codes::fp8 ? 1 : float_bytes(a.q_out.dtype);
+                out_bytes =
+                    a.q_out.dtype == DType::u8 || a.q_out.dtype == DType::f8_e4m3fn ? 1 : float_bytes(a.q_out.dtype);
   const auto work = [&](const Share& share, Counts& counts) {
     Producer::Stack stack;
     const Producer produce(recipe, Norm{}, a.rope, stack, exec, share.rank);
     int64_t i = share.first(rows * heads), row = i / heads, head = i % heads;
     for (const int64_t end = share.last(rows * heads); i < end; ++i) {
       const float q_scale = produce(row_at(a.q, row, in_bytes) + head * a.q.stride[1] * in_bytes, row,
-                                    row_at(a.q_out, row, out_bytes) + head * a.q_out.stride[1] * out_bytes);
+                                    row_at(a.q_out, row, out_bytes) + head * a.q_out.stride[1] * out_bytes,
+                                    scale_bytes_at(a.q_scales_out, row, head));
       static_cast<float*>(a.weights_out.data)[row * a.weights_out.stride[0] + head * a.weights_out.stride[1]] =
           scaled(weight_at(a.weights, row, head), q_scale);
       if (head == 0) counts.add(kSkippedPages, position_outside(a.rope, row));
@@ -88,8 +91,9 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
     for (int64_t r = share.first(rows), end = share.last(rows); r < end; ++r) {
       const int64_t ahead = r + kPrefetchRows;
       if (ahead < rows) prefetch_vector(row_at(a.k, ahead, in_bytes), dim * in_bytes);
-      const float scale = produce(row_at(a.k, r, in_bytes), r, row_at(a.out.values, r, out_bytes));
-      if (a.out.scales.data != nullptr) static_cast<float*>(a.out.scales.data)[r * a.out.scales.stride[0]] = scale;
+      uint8_t* const scales = scale_bytes_at(a.out.scales, r);
+      const float scale = produce(row_at(a.k, r, in_bytes), r, row_at(a.out.values, r, out_bytes), scales);
+      if (is_fp8(a.out.format)) std::memcpy(scales, &scale, sizeof scale);
       counts.add(kSkippedPages, position_outside(a.rope, r));
     }
   };

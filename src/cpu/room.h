@@ -10,6 +10,7 @@
 #include "cpu/pass.h"
 #include "cpu/sink.h"
 #include "cpu/tile.h"
+#include "cpu/together.h"
 
 namespace topkey::cpu {
 
@@ -32,26 +33,27 @@ struct Scratch {
 };
 constexpr int64_t kTakeKeys = 512;  // most keys that a sink takes at once
 
-/// What the task of one part of a sliced row found; the entries are in the part's buffers.
-struct Part {
-  int64_t size, blocks;
-  Cut cut;
-};
-
 /// The least that a call needs, and what it can put to use (both grow with every extent).
 size_t least_bytes(const Extents& e);
 size_t wanted_bytes(const Extents& e);
 
 struct Room {
   TaskTable table;
-  int64_t workers, row_block, max_parts;
+  int64_t workers, row_block;
   Scratch scratch;  ///< this member's; none for a member beyond `workers`
   Part* parts;      ///< [max_parts]
-  SinkBuffers part_buffers(int64_t part) const;
+  int64_t max_parts, part_room;
+  TeamRoom together;  ///< lists = 0 where there is no room for it
+  /// Buffers of row i of a sliced task.
+  SinkBuffers part_buffers(const Task& task, int64_t i) const;
 
-  char* part_base;
+  char* part_base;  ///< [part_room] bytes
   Extents extents;
 };
+/// Bytes of a part's buffers for `entries` keys.
+int64_t part_bytes(const Extents& e, int64_t entries);
+/// Entries that a row's buffers need where any number of keys may come.
+int64_t most_entries(const Extents& e);
 /// Cuts the workspace for a team of `size`; every member gets the same answer but for its own scratch.
 Room make_room(const Extents& e, void* workspace, size_t bytes, int32_t rank, int32_t size);
 

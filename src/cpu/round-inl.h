@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Number formats in vectors, for the producers: f32, bf16, f16 and e4m3 by the same bits as topkey/number.h, which
+// Number formats in vectors, for the producers: f32, bf16, f16, e4m3, e4m3fnuz and e2m1 by the same bits as topkey/number.h, which
 // the tests compare them with value by value. Rounding adds a power of two whose ulp is the target's step, so that
 // the adder rounds to nearest even, subnormals included; only the bits of the sum are used. NaN payloads are not
 // kept: what is stored is the one NaN of docs/numerics.md.
@@ -156,6 +156,26 @@ HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> E4m3Codes(D d, hn::Vec<D> x) {
   const auto magnitude = hn::Min(MagnitudeBits(d, x), Constant(d, 0x43E00000u));  // 448
   const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(di, x)), Constant(d, 0x80));
   return hn::DemoteTo(hn::Rebind<uint8_t, D>(), hn::Or(RoundToCode<3, 7>(d, magnitude), sign));
+}
+
+/// e4m3fnuz codes likewise, saturated at 240; there is no negative zero.
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> E4m3fnuzCodes(D d, hn::Vec<D> x) {
+  const hn::RebindToSigned<D> di;
+  const auto magnitude = hn::Min(MagnitudeBits(d, x), Constant(d, 0x43700000u));  // 240
+  const auto code = RoundToCode<3, 8>(d, magnitude);
+  const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(di, x)), Constant(d, 0x80));
+  const auto is_zero = hn::Eq(code, hn::Zero(di));
+  return hn::DemoteTo(hn::Rebind<uint8_t, D>(), hn::IfThenZeroElse(is_zero, hn::Or(code, sign)));
+}
+
+/// e2m1 codes (0 to 15) of finite x, saturated at 6.
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint8_t, D>> E2m1Codes(D d, hn::Vec<D> x) {
+  const hn::RebindToSigned<D> di;
+  const auto magnitude = hn::Min(MagnitudeBits(d, x), Constant(d, 0x40C00000u));  // 6
+  const auto sign = hn::And(hn::ShiftRight<28>(hn::BitCast(di, x)), Constant(d, 8));
+  return hn::DemoteTo(hn::Rebind<uint8_t, D>(), hn::Or(RoundToCode<1, 1>(d, magnitude), sign));
 }
 
 struct StoreF32 {

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `rows`: device lengths to rows, and positions to slots. include/topkey/rows.h says what each does; 64-bit
+// Stage `rows`: device lengths to rows, positions to slots, pools to tokens. include/topkey/rows.h says what each does; 64-bit
 // throughout, since what the tensors hold may be wild.
 #include "cpu/rows.h"
 
+#include <algorithm>
+#include <climits>
+
+#include "cpu/emit.h"
 #include "cpu/share.h"
 #include "cpu/view.h"
+#include "cpu/window.h"
 
 namespace topkey::cpu {
 namespace {
@@ -172,6 +177,105 @@ int64_t write_slots(const ToSlots& a, const Pages& pages, int64_t r) {
   return all_wild;
 }
 
+// ---- expand_pools
+// ----------------------------------------------------------------------------------------------------------
+
+/// One row of expand_pools.
+struct PoolRow {
+  const int32_t* ids;
+  int64_t request;
+  int64_t visible, complete;  ///< tokens, and whole pools of them
+  int64_t open;               ///< tokens of the pool that is not whole and has columns
+
+  PoolRow(const ExpandPools& a, int64_t row)
+      : ids(static_cast<const int32_t*>(a.pools.data) + row * a.pools.stride[0]) {
+    RowFact fact = read_row(a.rows, row, kMostTokens);
+    if (a.positions.data != nullptr) fact.end = std::min(integer_at(a.positions, row), kMostTokens) + 1;
+    request = fact.request;
+    visible = std::min(fact.size(), kMostTokens);
+    complete = visible / a.pool_size;
+    open = has_tail(a) ? visible % a.pool_size : 0;
+  }
+  static bool has_tail(const ExpandPools& a) {
+    return a.positions.data != nullptr || a.rows.end.data != nullptr || a.rows.length.data != nullptr;
+  }
+  /// A pool whose tokens have columns of their own.
+  bool shows(int64_t id) const { return id >= 0 && id < complete; }
+  int64_t wild_ids(int64_t pools) const {
+    int64_t wild = 0;
+    for (int64_t i = 0; visible > 0 && i < pools; ++i) wild += ids[i] >= complete;
+    return wild;
+  }
+  /// The first token of the row's columns, or -1.
+  int64_t first(const ExpandPools& a) const {
+    for (int64_t i = 0; i < a.pools.shape[1]; ++i) {
+      if (shows(ids[i])) return int64_t{ids[i]} * a.pool_size;
+    }
+    return open > 0 ? complete * a.pool_size : -1;
+  }
+
+ private:
+  static constexpr int64_t kMostTokens = int64_t{INT32_MAX} + 1;
+};
+
+/// A row's columns, one token after the other: write(column, token), token -1 for those without one. From the last
+/// column to the first: ids that stand in the first columns of the row are read before they are written over.
+template <class Write>
+void for_each_column(const ExpandPools& a, const PoolRow& row, const Write& write) {
+  const int64_t size = a.pool_size, pools = a.pools.shape[1];
+  for (int64_t o = PoolRow::has_tail(a) ? size - 2 : -1; o >= 0; --o) {
+    write(pools * size + o, o < row.open ? row.complete * size + o : -1);
+  }
+  for (int64_t i = pools - 1; i >= 0; --i) {
+    const int64_t id = row.ids[i];
+    const bool shown = row.shows(id);
+    for (int64_t j = size - 1; j >= 0; --j) write(i * size + j, shown ? id * size + j : -1);
+  }
+}
+
+int64_t slot_of_token(const ExpandPools& a, const PoolRow& row, int64_t r, int64_t token) {
+  return slot_of(a.out.slot_map, r, row.request, token);
+}
+
+int64_t wild_pools(const ExpandPools& a) {
+  int64_t wild = 0;
+  for (int64_t r = 0; r < a.rows.count; ++r) {
+    const PoolRow row(a, r);
+    wild += row.wild_ids(a.pools.shape[1]);
+    for_each_column(a, row, [&](int64_t, int64_t token) {
+      wild += a.out.slots.data != nullptr && token >= 0 && slot_of_token(a, row, r, token) < 0;
+    });
+  }
+  return wild;
+}
+
+void write_tokens(const ExpandPools& a, int64_t r, Counts& counts) {
+  const Selection& out = a.out;
+  const PoolRow row(a, r);
+  counts.add(kSkippedPages, row.wild_ids(a.pools.shape[1]));
+  const int64_t base = out.index_base.data != nullptr ? integer_at(out.index_base, r) : 0;
+  const auto cells = [&](const Tensor& t) {
+    return t.data == nullptr ? nullptr : static_cast<int32_t*>(t.data) + r * t.stride[0];
+  };
+  int32_t *const indices = cells(out.indices), *const slots = cells(out.slots);
+  int64_t fill_index = out.fill == Fill::value ? out.fill_value : -1, fill_slot = fill_index;
+  if (const int64_t first = row.first(a); out.fill == Fill::repeat && first >= 0) {
+    fill_index = first + base;
+    if (slots != nullptr) fill_slot = slot_of_token(a, row, r, first);
+  }
+  int64_t used = 0;
+  for_each_column(a, row, [&](int64_t column, int64_t token) {
+    used += token >= 0;
+    if (slots != nullptr) {
+      const int64_t slot = token < 0 ? fill_slot : slot_of_token(a, row, r, token);
+      counts.add(kSkippedSlots, token >= 0 && slot < 0);
+      slots[column] = static_cast<int32_t>(slot);
+    }
+    if (indices != nullptr) indices[column] = static_cast<int32_t>(token < 0 ? fill_index : token + base);
+  });
+  put_integer(out.counts, r, used);
+}
+
 }  // namespace
 
 void expand_rows(const ExpandRows& a, const Exec& exec) {
@@ -204,6 +308,15 @@ void to_slots(const ToSlots& a, const Exec& exec) {
     for (int64_t r = share.first(rows), end = share.last(rows); r < end; ++r) {
       counts.add(kSkippedSlots, write_slots(a, pages, r));
     }
+  });
+}
+
+void expand_pools(const ExpandPools& a, const Exec& exec) {
+  if (exec.strict) raise_if_wild(exec, "expand_pools", wild_pools(a));
+  const int64_t rows = a.rows.count;
+  constexpr int64_t kColumnsEach = 32768;  // 1 ns each
+  run_shared(exec, rows * a.pools.shape[1] * a.pool_size / kColumnsEach, rows, [&](const Share& share, Counts& counts) {
+    for (int64_t r = share.first(rows), end = share.last(rows); r < end; ++r) write_tokens(a, r, counts);
   });
 }
 

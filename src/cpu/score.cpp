@@ -40,8 +40,7 @@ class LogitsPass {
       const int64_t rows = std::min(table.max_rows, job_.rows.count - first);
       for (int64_t r = member_.rank(); works && r < rows; r += room_.workers) look_at(r);
       member_.barrier();
-      // Parts never meet here, so there may be as many as there are tasks.
-      if (member_.rank() == 0) cut_tasks({room_.workers, room_.row_block, INT64_MAX / 2, 0, false, false}, rows, table);
+      if (member_.rank() == 0) cut(rows);
       member_.barrier();
       while (works) {
         const int64_t t = table.state->next_task.fetch_add(1, std::memory_order_relaxed);
@@ -85,6 +84,17 @@ class LogitsPass {
       hide(row, std::max<int64_t>(fact.start, 0), std::min(fact.end, job_.width));
   }
 
+  /// Parts never meet here, so there may be as many as there are tasks.
+  void cut(int64_t rows) {
+    Cutting c{};
+    c.workers = room_.workers;
+    c.row_block = room_.row_block;
+    c.max_parts = c.part_room = INT64_MAX / 2;
+    c.least_slice = 1024;
+    c.panel = kernels().panel_keys;
+    cut_tasks(c, rows, room_.table);
+  }
+
   /// -inf in columns [first, last).
   void hide(int64_t row, int64_t first, int64_t last) {
     for (int64_t n = first; n < last; ++n) put(row, n, -std::numeric_limits<float>::infinity());
@@ -104,7 +114,7 @@ class LogitsPass {
     const RowFact* facts = room_.table.facts + task.first_row;
     const int64_t row = first_row_ + task.first_row;
     for (int64_t i = 0; i < task.num_rows; ++i) pack_query(*job_.q, row + i, job_.source.head_dim, i, s.queries);
-    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim));
+    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim), task.num_rows);
     const auto flush = [&] {
       const int32_t* positions = s.tile.positions();
       for (int64_t i = 0; i < task.num_rows; ++i) {

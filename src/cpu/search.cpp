@@ -6,6 +6,7 @@
 #include "cpu/search.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "backend_table.h"
 #include "cpu/emit.h"
@@ -21,12 +22,20 @@ int64_t row_limit(const Job& job, int64_t row) {
   return std::clamp<int64_t>(read_i32(*job.row_topk, row), 0, job.topk);
 }
 
+/// How sliced rows are merged; no bit of an answer depends on it. A forced way also cuts the smallest of slices.
+enum class Strategy { automatic, rows, team };
+Strategy strategy_of(const Exec& exec) {
+  const std::string_view name = exec.strategy != nullptr ? exec.strategy : "";
+  return name == "radix.rows" ? Strategy::rows : name == "radix.team" ? Strategy::team : Strategy::automatic;
+}
+
 class Pass {
  public:
   Pass(const Job& job, const Exec& exec, const Member& member)
       : job_(job),
         exec_(exec),
         member_(member),
+        strategy_(strategy_of(exec)),
         room_(make_room(job.extents, exec.workspace, exec.workspace_bytes, member.rank(), member.size())),
         emitter_{&job.out, job.topk, job.shard, job.absolute_slots, room_.scratch.words} {}
 
@@ -43,10 +52,15 @@ class Pass {
       for (int64_t r = member_.rank(); works && r < rows; r += room_.workers) look_at(r);
       member_.barrier();
       if (member_.rank() == 0) cut(rows);
+      for (int64_t l = member_.rank(); l < room_.together.lists; l += member_.size()) room_.together.clear(l);
       member_.barrier();
       for (int64_t t = next(); works && t < table.state->num_tasks; t = next()) do_task(table.tasks[t]);
       member_.barrier();
-      if (works) merge_sliced();
+      if (together()) {
+        merge_together();
+      } else if (works) {
+        merge_sliced();
+      }
       member_.barrier();
     }
     if (!dry) counts_.publish(exec_);
@@ -93,6 +107,7 @@ class Pass {
     fact = read_row(job_.rows, row, job_.source.count);
     shard_row(fact, job_.shard, job_.whole_start, job_.whole_end, row);
     measure(fact, row);
+    room_.table.gates[r].store(0, std::memory_order_relaxed);
     counts_.add(kRows);
     fact.scored = needs_scores(job_.out) || fact.live > row_limit(job_, row);
     if (!fact.scored) answer_all(row, fact);
@@ -125,22 +140,30 @@ class Pass {
     c.workers = room_.workers;
     c.row_block = room_.row_block;
     c.max_parts = room_.max_parts;
+    c.part_room = room_.part_room;
+    c.part_entries = most_entries(job_.extents);
+    c.block_bytes = part_bytes(job_.extents, 0);
     c.block_size = job_.out.blocks.data != nullptr ? job_.out.block_size : 0;
+    c.least_slice = strategy_ == Strategy::automatic ? 1024 : 16;
+    c.panel = strategy_ == Strategy::automatic && job_.q != nullptr ? kernels().panel_keys : 8;
     c.by_start = c.block_size > 0;
     c.row_by_row = present(job_.admit.candidates) || job_.scores != nullptr;
     cut_tasks(c, rows, room_.table);
   }
 
   SinkBuffers buffers_of(const Task& task, int64_t i) const {
-    return task.part < 0 ? room_.scratch.sinks[i] : room_.part_buffers(part_of(task, i));
+    return task.part < 0 ? room_.scratch.sinks[i] : room_.part_buffers(task, i);
   }
-  static int64_t part_of(const Task& task, int64_t i) { return task.part + int64_t{task.slice} * task.num_rows + i; }
+  Part& part_of(const Task& task, int64_t i) const {
+    return room_.parts[task.part + int64_t{task.slice} * task.num_rows + i];
+  }
 
   void do_task(const Task& task) {
     RowSink sinks[kRowBlock];
     for (int64_t i = 0; i < task.num_rows; ++i) {
       const int64_t row = first_row_ + task.first_row + i;
-      const RowSink::Wanted wanted{row_limit(job_, row), &job_.admit, &job_.out, exec_.stats != nullptr};
+      SharedGate* gate = task.part < 0 ? nullptr : &room_.table.gates[task.first_row + i];
+      const RowSink::Wanted wanted{row_limit(job_, row), &job_.admit, &job_.out, exec_.stats != nullptr, gate};
       sinks[i].start(fact_of(task, i), row, wanted, buffers_of(task, i));
     }
     if (job_.scores != nullptr) {
@@ -149,24 +172,44 @@ class Pass {
       walk_keys(task, sinks);
     }
     for (int64_t i = 0; i < task.num_rows; ++i) {
-      sinks[i].finish(task.slice + 1 == task.slices);
+      sinks[i].finish(has_newest(task, fact_of(task, i)), task.part >= 0);
       if (task.part < 0) {
         answer(first_row_ + task.first_row + i, fact_of(task, i), sinks[i].entries(), sinks[i].blocks(),
                sinks[i].forced(), sinks[i].cut());
       } else {
-        room_.parts[part_of(task, i)] = {sinks[i].entries().size, sinks[i].blocks().size, sinks[i].cut()};
+        part_of(task, i) = {{sinks[i].entries(), 0, 0}, {sinks[i].blocks(), 0, 0}, sinks[i].cut()};
+        if (!counts_parts(task, i)) continue;
+        count_part(sinks[i].entries(), sinks[i].forced(), row_limit(job_, first_row_ + task.first_row + i),
+                   room_.together.bins_of((task.sliced + i) * lists_a_row(), 0),
+                   &room_.table.gates[task.first_row + i]);
       }
     }
   }
 
+  /// Whether the row's newest block, which slices never cut, is this slice's. Rows of a group end apart, so it need not
+  /// be the last slice's; nor need it have a key.
+  bool has_newest(const Task& task, const RowFact& fact) const {
+    if (task.slices == 1 || fact.whole_size() == 0 || job_.out.blocks.data == nullptr) return true;
+    const int64_t block = fact.position_at((fact.whole_size() - 1) / job_.out.block_size * job_.out.block_size);
+    return (task.slice == 0 || task.first_key <= block) && (task.slice + 1 == task.slices || block < task.last_key);
+  }
+
   const RowFact& fact_of(const Task& task, int64_t i) const { return room_.table.facts[task.first_row + i]; }
+
+  /// Slices of the same rows mostly follow one another.
+  void pack(const Task& task) {
+    const int64_t first = first_row_ + task.first_row;
+    if (first == packed_ && task.num_rows == packed_rows_) return;
+    for (int64_t i = 0; i < task.num_rows; ++i) {
+      pack_query(*job_.q, first + i, job_.source.head_dim, i, room_.scratch.queries);
+    }
+    packed_ = first, packed_rows_ = task.num_rows;
+  }
 
   void walk_keys(const Task& task, RowSink* sinks) {
     Scratch& s = room_.scratch;
-    for (int64_t i = 0; i < task.num_rows; ++i) {
-      pack_query(*job_.q, first_row_ + task.first_row + i, job_.source.head_dim, i, s.queries);
-    }
-    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim));
+    pack(task);
+    s.tile.begin(Tile::keys_for(task.num_rows, job_.source.head_dim), task.num_rows);
     const auto flush = [&] {
       const int32_t* positions = s.tile.positions();
       for (int64_t i = 0; i < task.num_rows; ++i) {
@@ -226,60 +269,125 @@ class Pass {
     if (job_.out.blocks.data != nullptr && !emitter_.dry) emit_blocks(job_.out.blocks, job_.block_scores, row, blocks);
   }
 
-  /// Rows of sliced groups, dealt to the workers in turn.
-  void merge_sliced() {
-    int64_t turn = 0;
+  /// Whether the whole team merges each row, because there are fewer of them than members.
+  bool together() const {
+    const int64_t rows = room_.table.state->sliced_rows;
+    if (rows == 0 || room_.together.lists == 0 || strategy_ == Strategy::rows) return false;
+    // Two or three members gain less by it than five more barriers cost.
+    return strategy_ == Strategy::team || (room_.workers >= 4 && rows < 2 * room_.workers);
+  }
+
+  /// Calls f(task of the first slice, row of the group) for each row of a sliced group.
+  template <class F>
+  void for_each_sliced(F&& f) const {
     const TaskTable& table = room_.table;
     for (int64_t t = 0; t < table.state->num_tasks; ++t) {
       const Task& task = table.tasks[t];
-      for (int64_t i = 0; task.slices > 1 && task.slice == 0 && i < task.num_rows; ++i) {
-        if (turn++ % room_.workers == member_.rank()) merge_row(task, i);
-      }
+      for (int64_t i = 0; task.slices > 1 && task.slice == 0 && i < task.num_rows; ++i) f(task, i);
     }
   }
 
+  /// Rows of sliced groups, dealt to the workers in turn.
+  void merge_sliced() {
+    int64_t turn = 0;
+    for_each_sliced([&](const Task& task, int64_t i) {
+      if (turn++ % room_.workers == member_.rank()) merge_row(task, i);
+    });
+  }
+
+  int64_t lists_a_row() const { return job_.extents.blocks > 0 ? 2 : 1; }
+  /// Rows of the first merge have histograms before it, and by them a threshold as early as can be.
+  bool counts_parts(const Task& task, int64_t i) const {
+    return (task.sliced + i + 1) * lists_a_row() <= room_.together.lists;
+  }
+  TeamList keys_of(const Task& first, int64_t i) const {
+    return {&part_of(first, i),
+            first.num_rows,
+            first.slices,
+            false,
+            row_limit(job_, first_row_ + first.first_row + i),
+            forced_keys(job_.admit, fact_of(first, i)),
+            counts_parts(first, i)};
+  }
+  TeamList blocks_of(const Task& first, int64_t i) const {
+    TeamList list = keys_of(first, i);
+    list.blocks = true;
+    list.counted = false;
+    list.k = job_.extents.blocks;
+    list.forced = forced_block(fact_of(first, i), job_.out.block_size);
+    return list;
+  }
+
+  /// A part may have left out equals of the whole's k-th; where nothing had to be left out here, the one full part's cut
+  /// is the whole's.
+  static Cut whole_cut(const TeamList& list, Cut cut) {
+    for (int64_t p = 0; p < list.parts; ++p) {
+      const Cut& own = list.first[p * list.step].cut;
+      cut.tied = cut.tied || (own.tied && (cut.key == own.key || cut.key == 0));
+    }
+    return cut;
+  }
+
   void merge_row(const Task& first, int64_t i);
+  void merge_together();
 
   const Job& job_;
   const Exec& exec_;
   const Member& member_;
+  Strategy strategy_;
   Room room_;
   Emitter emitter_;
   Counts counts_;
   int64_t first_row_ = 0, num_candidates_ = 0;
+  int64_t packed_ = -1, packed_rows_ = 0;  ///< whose queries are packed
 };
 
 /// The parts' entries lie in ascending positions, part after part, so the same stable selection does for the whole.
 void Pass::merge_row(const Task& first, int64_t i) {
-  const RowFact& fact = fact_of(first, i);
-  const int64_t row = first_row_ + first.first_row + i;
   const SinkBuffers& to = room_.scratch.sinks[0];
-  const Forced forced = forced_keys(job_.admit, fact);
-  Entries parts[kMaxSlices], blocks[kMaxSlices];
-  for (int32_t s = 0; s < first.slices; ++s) {
-    Task task = first;
-    task.slice = s;
-    const Part& part = room_.parts[part_of(task, i)];
-    const SinkBuffers from = buffers_of(task, i);
-    parts[s] = {from.score, from.position, part.size};
-    blocks[s] = {from.block_score, from.block_id, part.blocks};
-  }
-  Entries best{to.score, to.position, 0}, best_blocks{to.block_score, to.block_id, 0};
-  Cut cut, unused;
-  best.size = select_best(parts, first.slices, row_limit(job_, row), forced, best, &cut);
-  for (int32_t s = 0; s < first.slices; ++s) {
-    Task task = first;
-    task.slice = s;
-    // A part may have left out equals of the whole's k-th; where nothing had to be left out here, the one full part's
-    // cut is the whole's.
-    const Cut& own = room_.parts[part_of(task, i)].cut;
-    cut.tied = cut.tied || (own.tied && (cut.key == own.key || cut.key == 0));
-  }
-  if (job_.extents.blocks > 0) {
-    best_blocks.size = select_best(blocks, first.slices, job_.extents.blocks, forced_block(fact, job_.out.block_size),
-                                   best_blocks, &unused);
-  }
-  answer(row, fact, best, best_blocks, forced, cut);
+  Entries parts[kMaxSlices], best{to.score, to.position, 0}, best_blocks{to.block_score, to.block_id, 0};
+  const auto select = [&](const TeamList& list, Entries& out) {
+    Cut cut;
+    for (int64_t p = 0; p < list.parts; ++p) parts[p] = list.part(p).entries;
+    out.size = select_best(parts, list.parts, list.k, list.forced, out, &cut);
+    return cut;
+  };
+  const TeamList keys = keys_of(first, i);
+  const Cut cut = select(keys, best);
+  if (job_.extents.blocks > 0) select(blocks_of(first, i), best_blocks);
+  answer(first_row_ + first.first_row + i, fact_of(first, i), best, best_blocks, keys.forced, whole_cut(keys, cut));
+}
+
+/// A few rows at a time; every member walks the same lists.
+void Pass::merge_together() {
+  struct Row {
+    const Task* task;
+    int64_t i;
+  };
+  const TeamRoom& room = room_.together;
+  const int64_t each = lists_a_row();
+  Row rows[kMostLists];
+  TeamList lists[kMostLists];
+  int64_t n = 0;
+  const auto merge = [&] {
+    select_together(member_, room_.workers, room, lists, n * each);
+    for (int64_t r = member_.rank(); r < n && member_.rank() < room_.workers; r += room_.workers) {
+      const int64_t keys = r * each;
+      const Entries blocks = each > 1 ? room.entries(keys + 1) : Entries{};
+      answer(first_row_ + rows[r].task->first_row + rows[r].i, fact_of(*rows[r].task, rows[r].i), room.entries(keys),
+             blocks, lists[keys].forced, whole_cut(lists[keys], room.found[keys].cut));
+      for (int64_t l = keys; l < keys + each; ++l) room.clear(l);
+    }
+    member_.barrier();
+    n = 0;
+  };
+  for_each_sliced([&](const Task& task, int64_t i) {
+    rows[n] = {&task, i};
+    lists[n * each] = keys_of(task, i);
+    if (each > 1) lists[n * each + 1] = blocks_of(task, i);
+    if (++n * each == room.lists) merge();
+  });
+  if (n > 0) merge();
 }
 
 /// Work that makes another thread worth waking, in multiply-adds.
@@ -314,7 +422,8 @@ void run_job(const Job& job, const Exec& exec) {
     if (found == 0 && (exec.flags & kCheckOnly) == 0) pass.run(false);
     if (member.rank() == 0 || exec.team != nullptr) wild = found;
   };
-  run_team(exec, team_size(exec, useful_workers(job)), body);
+  const bool forced = strategy_of(exec) != Strategy::automatic;
+  run_team(exec, team_size(exec, forced ? INT32_MAX : useful_workers(job)), body);
   if (wild > 0) raise_wild(job.op, wild);
 }
 

@@ -28,6 +28,23 @@ inline void raise_if_wild(const Exec& exec, const char* op, int64_t number) {
   if (exec.team != nullptr && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
 }
 
+/// Runs first(share, counts) on the call's team, `useful` members at most; when all are done, second(share, counts).
+/// `rows` is what the call adds to kRows. Neither may throw.
+template <class First, class Second>
+void run_in_two(const Exec& exec, int64_t useful, int64_t rows, const First& first, const Second& second) {
+  auto body = [&](const Member& member) {
+    const Share share{member.rank(), static_cast<int32_t>(std::clamp<int64_t>(useful, 1, member.size()))};
+    Counts counts;
+    if (share.rank == 0) counts.add(kRows, rows);
+    if (share.rank < share.size) first(share, counts);
+    member.barrier();
+    if (share.rank < share.size) second(share, counts);
+    counts.publish(exec);
+    member.barrier();
+  };
+  run_team(exec, team_size(exec, useful), body);
+}
+
 /// Runs work(share, counts) on the call's team, `useful` members at most; `rows` is what the call adds to kRows. work
 /// must not throw.
 template <class Work>

@@ -3,6 +3,8 @@
 // See sink.h.
 #include "cpu/sink.h"
 
+#include <algorithm>
+
 #include "cpu/kernels.h"
 
 namespace topkey::cpu {
@@ -25,15 +27,15 @@ void RowSink::start(const RowFact& fact, int64_t row, const Wanted& wanted, cons
   admit_ = wanted.admit;
   row_ = row;
   count_all_ = wanted.count_all;
-  winners_.reset(buffers.score, buffers.position, buffers.capacity, wanted.topk, forced_keys(*admit_, fact),
-                 count_all_);
+  winners_.reset(buffers.score, buffers.position, buffers.capacity,
+                 {wanted.topk, forced_keys(*admit_, fact), count_all_, wanted.gate});
   const Selection& out = *wanted.out;
   block_size_ = out.blocks.data != nullptr ? out.block_size : 0;
   in_block_ = false;
   block_id_ = -1;
   if (block_size_ > 0) {
-    blocks_.reset(buffers.block_score, buffers.block_id, buffers.block_capacity, out.blocks.shape[1],
-                  forced_block(fact, block_size_), false);
+    blocks_.reset(buffers.block_score, buffers.block_id, buffers.block_capacity,
+                  {out.blocks.shape[1], forced_block(fact, block_size_), false, nullptr});
   }
 }
 
@@ -44,16 +46,31 @@ void RowSink::close_block() {
   if (blocks_.open() || score >= blocks_.gate() || blocks_.forced().has(block_id_)) blocks_.append(score, block_id_);
 }
 
-void RowSink::see_block(float score, int64_t position) {
-  if (!in_block_ || position >= block_end_) {
-    close_block();
-    block_id_ = static_cast<int32_t>(fact_->distance(position) / block_size_);
-    block_end_ = fact_->position_at((block_id_ + int64_t{1}) * block_size_);
-    block_key_ = 0;
-    in_block_ = true;
+/// The block of `position` becomes the current one.
+void RowSink::turn_to_block(int64_t position) {
+  if (in_block_ && position < block_end_) return;
+  close_block();
+  block_id_ = static_cast<int32_t>(fact_->distance(position) / block_size_);
+  block_end_ = fact_->position_at((block_id_ + int64_t{1}) * block_size_);
+  block_key_ = 0;
+  in_block_ = true;
+}
+
+void RowSink::see_blocks(const float* scores, const int32_t* positions, int64_t n) {
+  constexpr int64_t kAtOnce = 64;
+  uint32_t keys[kAtOnce];
+  for (int64_t first = 0; first < n; first += kAtOnce) {
+    const int64_t m = std::min(kAtOnce, n - first);
+    for (int64_t i = 0; i < m; ++i) keys[i] = key_of(scores[first + i]);
+    for (int64_t i = 0; i < m;) {
+      turn_to_block(positions[first + i]);
+      uint32_t best = block_key_;
+      do {
+        best = std::max(best, keys[i]);
+      } while (++i < m && positions[first + i] < block_end_);
+      block_key_ = best;
+    }
   }
-  const uint32_t key = key_of(score);
-  block_key_ = key > block_key_ ? key : block_key_;
 }
 
 void RowSink::take_one(float score, int32_t position, Counts& counts) {
@@ -62,20 +79,21 @@ void RowSink::take_one(float score, int32_t position, Counts& counts) {
   const float s = score + addend;
   counts.add(kScoredKeys);
   counts.add(kNanScores, std::isnan(s));
-  if (block_size_ > 0) see_block(s, position);
+  if (block_size_ > 0) see_blocks(&s, &position, 1);
   if (winners_.open() || s >= winners_.gate() || winners_.forced().has(position)) winners_.append(s, position);
 }
 
 void RowSink::take(const float* scores, const int32_t* positions, int64_t n, int32_t* accepted, Counts& counts) {
   if (n <= 0) return;
   const Forced& forced = winners_.forced();
+  winners_.listen();
   if (admit_->mask.data != nullptr || forced.has(positions[0]) || forced.has(positions[n - 1])) {
     for (int64_t i = 0; i < n; ++i) take_one(scores[i], positions[i], counts);
     return;
   }
   counts.add(kScoredKeys, n);
   for (int64_t i = 0; count_all_ && i < n; ++i) counts.add(kNanScores, std::isnan(scores[i]));
-  for (int64_t i = 0; block_size_ > 0 && i < n; ++i) see_block(scores[i], positions[i]);
+  if (block_size_ > 0) see_blocks(scores, positions, n);
   if (winners_.open()) {
     winners_.append_all(scores, positions, n);
     return;
@@ -84,14 +102,14 @@ void RowSink::take(const float* scores, const int32_t* positions, int64_t n, int
   for (int64_t i = 0; i < passed; ++i) winners_.append(scores[accepted[i]], positions[accepted[i]]);
 }
 
-void RowSink::finish(bool newest) {
-  winners_.finish();
+void RowSink::finish(bool newest, bool merged) {
+  if (!merged) winners_.finish();
   if (block_size_ == 0) return;
   close_block();
   const int64_t last = blocks_.forced().last;
   if (newest && fact_->whole_size() > 0 && block_id_ != last)
     blocks_.append(canonical_nan(), static_cast<int32_t>(last));
-  blocks_.finish();
+  if (!merged) blocks_.finish();
 }
 
 }  // namespace topkey::cpu

@@ -29,12 +29,14 @@ class RowSink {
     const Admit* admit;
     const Selection* out;
     bool count_all;
+    SharedGate* gate;  ///< of a row whose slices others walk; null: none does
   };
   void start(const RowFact& fact, int64_t row, const Wanted& wanted, const SinkBuffers& buffers);
   /// n scores of ascending positions; accepted is scratch for n.
   void take(const float* scores, const int32_t* positions, int64_t n, int32_t* accepted, Counts& counts);
-  /// After the last key; newest: this part of the keys ends the row, so its newest block must be among the published.
-  void finish(bool newest);
+  /// After the last key; newest: the newest block is of this part of the keys, and must be among the published.
+  /// merged: this is one of several parts, whose merge makes the cut.
+  void finish(bool newest, bool merged);
 
   const Entries& entries() const { return winners_.entries(); }
   const Entries& blocks() const { return blocks_.entries(); }
@@ -43,7 +45,8 @@ class RowSink {
 
  private:
   void take_one(float score, int32_t position, Counts& counts);
-  void see_block(float score, int64_t position);
+  void turn_to_block(int64_t position);
+  void see_blocks(const float* scores, const int32_t* positions, int64_t n);
   void close_block();
 
   const RowFact* fact_ = nullptr;

@@ -23,6 +23,18 @@ inline void put_integer(const Tensor& t, int64_t i, int64_t value) {
   }
 }
 
+/// Scales are f32 [N], bytes [N,D/32], or four such bytes as one i32 [N].
+constexpr int64_t scale_element_bytes(const Tensor& scales) {
+  return scales.dtype == DType::f32 || scales.dtype == DType::i32 ? 4 : 1;
+}
+
+/// Those of row i, or of head j of it; null where the tensor is absent.
+inline uint8_t* scale_bytes_at(const Tensor& scales, int64_t i, int64_t j = 0) {
+  if (scales.data == nullptr) return nullptr;
+  const int64_t at = i * scales.stride[0] + j * scales.stride[1];
+  return static_cast<uint8_t*>(scales.data) + at * scale_element_bytes(scales);
+}
+
 constexpr int64_t float_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 /// The bytes of row i of a tensor whose elements have `bytes` bytes.

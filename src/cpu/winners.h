@@ -5,6 +5,7 @@
 // ascending, a tie at the cut falls to the lower position by itself, and no final sort exists. No capacity is assumed
 // of the data: a full buffer is shrunk, however often it fills.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <limits>
 
@@ -45,28 +46,51 @@ struct Cut {
 };
 
 /// Keeps the k best of `parts` (forced first, then key descending, then position ascending), stable, at out (which
-/// may be parts[0]'s own arrays); the number kept is min(k, all).
+/// may be parts[0]'s own arrays; else it has room for k + 1 entries); the number kept is min(k, all).
 int64_t select_best(const Entries* parts, int64_t num_parts, int64_t k, const Forced& forced, Entries out, Cut* cut);
+
+/// A key that at least k entries of a row reach, whoever found them: what those that walk slices of the row tell each
+/// other. It only rises; when a slice learns of it decides what is buffered, never what is selected.
+using SharedGate = std::atomic<uint32_t>;
+/// Raises it to `key` unless it is there or higher; what it is then.
+inline uint32_t raise_gate(SharedGate* gate, uint32_t key) {
+  uint32_t known = gate->load(std::memory_order_relaxed);
+  while (key > known) {
+    if (gate->compare_exchange_weak(known, key, std::memory_order_relaxed)) return key;
+  }
+  return known;
+}
 
 class Winners {
  public:
+  struct Wanted {
+    int64_t k;
+    Forced forced;
+    /// Let equals of the k-th score in, so that cut() knows of them (statistics ask; it costs time on data full of
+    /// ties).
+    bool count_ties;
+    SharedGate* shared;  ///< null: nobody else walks this row
+  };
   /// Buffers of `capacity` > k entries, or >= all keys that can come.
-  /// count_ties: let equals of the k-th score in, so that cut() knows of them (statistics ask; it costs time on data
-  /// full of ties).
-  void reset(float* score, int32_t* position, int64_t capacity, int64_t k, const Forced& forced, bool count_ties) {
+  void reset(float* score, int32_t* position, int64_t capacity, const Wanted& wanted) {
     entries_ = {score, position, 0};
     capacity_ = capacity;
-    k_ = k;
-    forced_ = forced;
-    count_ties_ = count_ties;
+    wanted_ = wanted;
     open_ = true;
     gate_ = 0.0f;
     cut_ = Cut{};
+    heard_ = 0;
   }
   /// While open, everything is taken; then only scores >= gate (and forced keys) can matter.
   bool open() const { return open_; }
   float gate() const { return gate_; }
-  const Forced& forced() const { return forced_; }
+  const Forced& forced() const { return wanted_.forced; }
+  /// Takes over what others found, now and then.
+  void listen() {
+    if (wanted_.shared == nullptr) return;
+    const uint32_t key = wanted_.shared->load(std::memory_order_relaxed);
+    if (key > heard_) hear(key);
+  }
 
   void append(float score, int32_t position) {
     if (entries_.size == capacity_) shrink();
@@ -75,20 +99,22 @@ class Winners {
     ++entries_.size;
   }
   void append_all(const float* score, const int32_t* position, int64_t n);
-  /// At most k entries are left, the k best of all that came.
+  /// At most k entries are left, the k best of all that came. Not needed where a merge follows: it takes any number.
   void finish();
   const Entries& entries() const { return entries_; }
-  /// The cut at the k-th of all that came, after finish().
+  /// The last cut: after finish() that at the k-th of all that came.
   const Cut& cut() const { return cut_; }
 
  private:
   void shrink();
+  void hear(uint32_t key);
 
   Entries entries_{};
-  int64_t capacity_ = 0, k_ = 0;
-  Forced forced_;
-  bool open_ = true, count_ties_ = false;
+  int64_t capacity_ = 0;
+  Wanted wanted_{};
+  bool open_ = true;
   float gate_ = 0.0f;
+  uint32_t heard_ = 0;  ///< highest key seen at `shared`
   Cut cut_;
 };
 

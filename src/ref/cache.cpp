@@ -19,17 +19,16 @@ struct RowBytes {
   uint8_t* scale;
 };
 
-RowBytes slot_bytes(const KeyCache& cache, const PageLayout& layout, int64_t slot) {
-  const int64_t offset = slot % cache.page_size;
+void write_slot(const KeyCache& cache, const PageLayout& layout, int64_t slot, const RowBytes& row) {
   uint8_t* page = static_cast<uint8_t*>(cache.pages.data) + slot / cache.page_size * cache.pages.stride[0];
-  return {page + layout.value_offset(offset), page + layout.scale_offset(offset)};
+  write_row(layout, page, slot % cache.page_size, row.values, row.scale);
 }
 
-/// Bytes of row `row` of dense keys.
+/// Bytes of row `row` of dense keys (never tiled).
 RowBytes dense_bytes(const DenseKeys& keys, const PageLayout& layout, int64_t row) {
   const int64_t element_bytes = layout.value / keys.values.shape[1];
-  uint8_t* scale = keys.scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(keys.scales, row)) : nullptr;
-  return {static_cast<uint8_t*>(keys.values.data) + row * keys.values.stride[0] * element_bytes, scale};
+  return {static_cast<uint8_t*>(keys.values.data) + row * keys.values.stride[0] * element_bytes,
+          scale_at(keys.scales, row)};
 }
 
 void copy_row(const RowBytes& to, const RowBytes& from, const PageLayout& layout) {
@@ -39,16 +38,22 @@ void copy_row(const RowBytes& to, const RowBytes& from, const PageLayout& layout
 
 /// A key that scores NaN for every query: what stands where no key can be read.
 void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
-  std::vector<float> x(static_cast<size_t>(layout.value), canonical_nan());
-  const int64_t dim = format == KeyFormat::q8_0  ? layout.value / 34 * 32
-                      : format == KeyFormat::f32 ? layout.value / 4
-                      : format == KeyFormat::fp8 ? layout.value
-                                                 : layout.value / 2;
-  x.resize(static_cast<size_t>(dim));
+  const int64_t dim = format == KeyFormat::f32                                ? layout.value / 4
+                      : format == KeyFormat::bf16 || format == KeyFormat::f16 ? layout.value / 2
+                                                                              : dim_of_elements(format, layout.value);
+  std::vector<float> x(static_cast<size_t>(dim), canonical_nan());
   quantize_row(format, QuantRule::automatic, ScaleRule::ue8m0, x, to.values, to.scale);
 }
 
 }  // namespace
+
+void store_vector(const KeyCache& cache, QuantRule rule, ScaleRule scale, int64_t slot, std::vector<float>& x) {
+  const PageLayout layout = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim);
+  std::vector<uint8_t> codes(static_cast<size_t>(layout.value + layout.scale));
+  const RowBytes row{codes.data(), codes.data() + layout.value};
+  quantize_row(cache.format, rule, scale, x, row.values, row.scale);
+  write_slot(cache, layout, slot, row);
+}
 
 void store_k(const StoreK& a, const Exec& exec) {
   const KeyCache& cache = a.cache;
@@ -71,14 +76,13 @@ void store_k(const StoreK& a, const Exec& exec) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t slot = integer(a.slot_mapping, r);
     if (slot < 0 || slot >= slots) continue;
-    const RowBytes to = slot_bytes(cache, layout, slot);
     if (ready) {
-      copy_row(to, dense_bytes({a.k, a.k_scales, cache.format}, layout, r), layout);
+      write_slot(cache, layout, slot, dense_bytes({a.k, a.k_scales, cache.format}, layout, r));
       continue;
     }
     for (int64_t d = 0; d < cache.head_dim; ++d) x[static_cast<size_t>(d)] = real(a.k, r, d);
     transform(t, r, x);
-    quantize_row(cache.format, a.rule, a.scale, x, to.values, to.scale);
+    store_vector(cache, a.rule, a.scale, slot, x);
   }
   counts.add(kRows, rows);
   counts.publish(exec);

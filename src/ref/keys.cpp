@@ -6,8 +6,7 @@
 namespace topkey::ref {
 
 Keys::Keys(const DenseKeys& dense) : dense_(&dense), format_(dense.format), count_(dense.values.shape[0]) {
-  const int64_t width = dense.values.shape[1];
-  head_dim_ = format_ == KeyFormat::q8_0 ? width / 34 * 32 : width;
+  head_dim_ = dim_of_elements(format_, dense.values.shape[1]);
 }
 
 Keys::Keys(const PagedKeys& paged)
@@ -34,16 +33,28 @@ KeyBytes Keys::find(int64_t table_row, int64_t position) const {
   if (paged_ == nullptr) {
     const int64_t bytes =
         position * dense_->values.stride[0] * (value_bytes(format_, head_dim_) / dense_->values.shape[1]);
-    const uint8_t* scale = dense_->scales.data == nullptr
-                               ? nullptr
-                               : reinterpret_cast<const uint8_t*>(element<float>(dense_->scales, position));
-    return {static_cast<const uint8_t*>(dense_->values.data) + bytes, scale};
+    return {static_cast<const uint8_t*>(dense_->values.data) + bytes, scale_at(dense_->scales, position)};
   }
   const int64_t page = page_of(table_row, position);
   if (page < 0 || page >= paged_->cache.pages.shape[0]) return {nullptr, nullptr};
   const uint8_t* base = static_cast<const uint8_t*>(paged_->cache.pages.data) + page * paged_->cache.pages.stride[0];
   const int64_t offset = position % paged_->cache.page_size;
-  return {base + layout_.value_offset(offset), base + layout_.scale_offset(offset)};
+  if (layout_.tile == 0) return {base + layout_.value_offset(offset), base + layout_.scale_offset(offset)};
+  row_.resize(static_cast<size_t>(layout_.value + layout_.scale));
+  read_row(layout_, base, offset, row_.data(), row_.data() + layout_.value);
+  return {row_.data(), row_.data() + layout_.value};
+}
+
+double code_value(KeyFormat format, const uint8_t* values, const uint8_t* scales, size_t d) {
+  switch (format) {
+    case KeyFormat::fp8_fnuz: return e4m3fnuz_to_float(values[d]);
+    case KeyFormat::mxfp4: {
+      const int code = d % 2 == 0 ? values[d / 2] & 15 : values[d / 2] >> 4;
+      return static_cast<double>(e2m1_to_float(static_cast<uint8_t>(code))) *
+             static_cast<double>(e8m0_to_float(scales[d / 32]));
+    }
+    default: return e4m3_to_float(values[d]);
+  }
 }
 
 double decode_key(KeyFormat format, const KeyBytes& key, std::vector<double>& out) {
@@ -57,10 +68,10 @@ double decode_key(KeyFormat format, const KeyBytes& key, std::vector<double>& ou
         out[d] = static_cast<double>(f16_to_float(load_u16(block))) * static_cast<int8_t>(block[2 + d % 32]);
         break;
       }
-      default: out[d] = e4m3_to_float(key.values[d]);
+      default: out[d] = code_value(format, key.values, key.scale, d);
     }
   }
-  return format == KeyFormat::fp8 ? static_cast<double>(load_f32(key.scale)) : 1.0;
+  return is_fp8(format) ? static_cast<double>(load_f32(key.scale)) : 1.0;
 }
 
 }  // namespace topkey::ref

@@ -29,6 +29,7 @@ class Keys {
   int64_t count() const { return count_; }
   /// The keys' own table row for a query row; < 0: padding or a wild request id (counted in counts).
   int64_t table_row(int64_t row, int64_t request, Counts& counts) const;
+  /// Of a tiled page: a copy of the row, good until the next call.
   KeyBytes find(int64_t table_row, int64_t position) const;
   int64_t page_of(int64_t table_row, int64_t position) const;
 
@@ -38,8 +39,11 @@ class Keys {
   KeyFormat format_;
   int64_t head_dim_, count_;
   PageLayout layout_{};
+  mutable std::vector<uint8_t> row_;
 };
 
+/// Code d of a row of e4m3, e4m3fnuz or e2m1 codes, times the scale of its block of 32 (mxfp4).
+double code_value(KeyFormat format, const uint8_t* values, const uint8_t* scales, size_t d);
 /// One key row as real numbers (exact); returns its outer scale (1 where the format has none).
 double decode_key(KeyFormat format, const KeyBytes& key, std::vector<double>& out);
 

@@ -4,6 +4,7 @@
 // contraction.
 #include "ref/producer.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace topkey::ref {
@@ -110,17 +111,20 @@ void transform(const Transform& t, int64_t row, std::vector<float>& x) {
   if (t.hadamard) apply_hadamard(x);
 }
 
-float quantize_fp8(const RuleFacts& rule, ScaleRule scale_rule, std::vector<float>& x, uint8_t* codes) {
+float quantize_fp8(KeyFormat format, const RuleFacts& rule, ScaleRule scale_rule, std::vector<float>& x,
+                   uint8_t* codes) {
+  const bool fnuz = format == KeyFormat::fp8_fnuz;
+  const float largest = fnuz ? 224.0f : 448.0f;  // of e4m3fnuz engines use no code beyond 224, though 240 exists
   if (rule.whole_bf16) {
     for (float& v : x) v = round_to_bf16(v);
   }
   const float amax = amax_of(x.data(), x.size());
   if (std::isnan(amax)) {
-    std::memset(codes, 0x7F, x.size());
+    std::memset(codes, fnuz ? 0x80 : 0x7F, x.size());
     return canonical_nan();
   }
   const float a = amax > rule.floor ? amax : rule.floor;
-  float s = rule.by_reciprocal ? a * (1.0f / 448.0f) : a / 448.0f;
+  float s = rule.by_reciprocal ? a * (1.0f / largest) : a / largest;
   int e = 0;
   if (scale_rule == ScaleRule::ue8m0) {
     e = ceil_log2(s);
@@ -131,9 +135,28 @@ float quantize_fp8(const RuleFacts& rule, ScaleRule scale_rule, std::vector<floa
     const float y = rule.code == RuleFacts::divide     ? x[d] / s
                     : rule.code == RuleFacts::exponent ? x[d] * exp2_int(-e)
                                                        : x[d] * inverse;
-    codes[d] = float_to_e4m3(y);
+    codes[d] = fnuz ? float_to_e4m3fnuz(y) : float_to_e4m3(y);
   }
   return s;
+}
+
+void quantize_mxfp4(bool whole_bf16, std::vector<float>& x, uint8_t* codes, uint8_t* scales) {
+  for (float& v : x) v = whole_bf16 ? round_to_bf16(v) : v;
+  std::memset(codes, 0, x.size() / 2);
+  for (size_t b = 0; b < x.size() / 32; ++b) {
+    const float amax = amax_of(x.data() + b * 32, 32);
+    if (std::isnan(amax)) {
+      scales[b] = 255;
+      continue;
+    }
+    const float floor = 6.0f * 0x1p-126f;
+    const int e = std::clamp(ceil_log2((amax > floor ? amax : floor) / 6.0f), -127, 127);
+    scales[b] = static_cast<uint8_t>(e + 127);
+    for (size_t d = b * 32; d < b * 32 + 32; ++d) {
+      const int code = float_to_e2m1(x[d] * exp2_int(-e));
+      codes[d / 2] = static_cast<uint8_t>(codes[d / 2] | code << (d % 2 * 4));
+    }
+  }
 }
 
 void quantize_q8_0(const std::vector<float>& x, uint8_t* blocks) {
@@ -158,8 +181,10 @@ void quantize_row(KeyFormat format, QuantRule rule, ScaleRule scale_rule, std::v
                   uint8_t* scale) {
   if (format == KeyFormat::q8_0) {
     quantize_q8_0(x, values);
-  } else if (format == KeyFormat::fp8) {
-    const float s = quantize_fp8(facts_of(rule, false, scale_rule), scale_rule, x, values);
+  } else if (format == KeyFormat::mxfp4) {
+    quantize_mxfp4(true, x, values, scale);
+  } else if (is_fp8(format)) {
+    const float s = quantize_fp8(format, facts_of(rule, false, scale_rule), scale_rule, x, values);
     std::memcpy(scale, &s, sizeof s);
   } else {
     for (size_t d = 0; d < x.size(); ++d) {

@@ -45,11 +45,14 @@ void count_wild_positions(const Rope& rope, int64_t rows, Counts& counts, Skip&&
   }
 }
 
-/// fp8 codes [D] and the scale. An inf or NaN anywhere: codes 0x7F, scale NaN. Returns the scale.
-float quantize_fp8(const RuleFacts& rule, ScaleRule scale, std::vector<float>& x, uint8_t* codes);
+/// fp8 or fp8_fnuz codes [D] and the scale. An inf or NaN anywhere: NaN codes, scale NaN. Returns the scale.
+float quantize_fp8(KeyFormat format, const RuleFacts& rule, ScaleRule scale, std::vector<float>& x, uint8_t* codes);
+/// e2m1 pairs [D/2], low nibble first, and a ue8m0 byte for each 32: 2^e, e = ceil(log2(amax / 6)) within -127..127.
+/// whole_bf16: x is first rounded to bf16. A block with an inf or NaN: scale 255, codes 0.
+void quantize_mxfp4(bool whole_bf16, std::vector<float>& x, uint8_t* codes, uint8_t* scales);
 /// Blocks of 34 bytes: d = a / 127 stored as f16, 32 int8 of x * (1 / d) rounded half away from zero.
 void quantize_q8_0(const std::vector<float>& x, uint8_t* blocks);
-/// x in `format` (fp8, q8_0, bf16, f16, f32) to the bytes of one key row; scale only where the format has one.
+/// x in `format` to the bytes of one key row; scale only where the format has one.
 void quantize_row(KeyFormat format, QuantRule rule, ScaleRule scale_rule, std::vector<float>& x, uint8_t* values,
                   uint8_t* scale);
 

@@ -25,22 +25,22 @@ float scaled_weight(float w, float q_scale, bool has_q_scale, bool joined, const
 
 void quantize_q(const QuantizeQ& a, const Exec& exec) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], dim = a.q.shape[2];
-  const bool fp8 = a.format == KeyFormat::fp8;
+  const bool fp8 = is_fp8(a.format), fp4 = a.format == KeyFormat::mxfp4;
   Counts counts;
   count_wild_positions(a.rope, rows, counts, [](int64_t) { return false; });
   counts.raise_if_strict("quantize_q", exec);
   const RuleFacts rule = facts_of(a.rule, true, ScaleRule::ue8m0);
-  const Transform t{nullptr, &a.rope, a.hadamard, a.q.dtype, fp8 && rule.roped_bf16};
+  const Transform t{nullptr, &a.rope, a.hadamard, a.q.dtype, fp4 || (fp8 && rule.roped_bf16)};
   std::vector<float> x(static_cast<size_t>(dim));
-  std::vector<uint8_t> codes(static_cast<size_t>(dim));
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t d = 0; d < dim; ++d) x[static_cast<size_t>(d)] = real(a.q, r, h, d);
       transform(t, r, x);
       float q_scale = 1.0f;
       if (fp8) {
-        q_scale = quantize_fp8(rule, ScaleRule::ue8m0, x, codes.data());
-        std::memcpy(element<uint8_t>(a.q_out, r, h), codes.data(), codes.size());
+        q_scale = quantize_fp8(a.format, rule, ScaleRule::ue8m0, x, element<uint8_t>(a.q_out, r, h));
+      } else if (fp4) {
+        quantize_mxfp4(false, x, element<uint8_t>(a.q_out, r, h), scale_at(a.q_scales_out, r, h));
       } else {
         for (int64_t d = 0; d < dim; ++d) put_real(a.q_out, one_nan(x[static_cast<size_t>(d)]), r, h, d);
       }
@@ -66,9 +66,7 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
     for (int64_t d = 0; d < dim; ++d) x[static_cast<size_t>(d)] = real(a.k, r, d);
     transform(t, r, x);
     uint8_t* values = static_cast<uint8_t*>(a.out.values.data) + r * a.out.values.stride[0] * element_bytes;
-    uint8_t* scale =
-        a.out.scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(a.out.scales, r)) : nullptr;
-    quantize_row(a.out.format, a.rule, a.scale, x, values, scale);
+    quantize_row(a.out.format, a.rule, a.scale, x, values, scale_at(a.out.scales, r));
   }
   counts.add(kRows, rows);
   counts.publish(exec);

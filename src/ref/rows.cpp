@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `rows`: windows, expand_rows, to_slots. See include/topkey/rows.h for what each does.
+// Stage `rows`: windows, expand_rows, to_slots, expand_pools. See include/topkey/rows.h for what each does.
 #include "ref/rows.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace topkey::ref {
@@ -15,6 +16,9 @@ int64_t request_in(const Tensor& indptr, int64_t row) {
   }
   return -1;
 }
+
+/// Past the largest position that an index can carry.
+constexpr int64_t kMaxTokens = int64_t{INT32_MAX} + 1;
 
 struct ExpandedRow {
   int64_t request = -1, length = 0, position = -1, slot = -1;
@@ -149,6 +153,78 @@ void to_slots(const ToSlots& a, const Exec& exec) {
     if (a.counts.data != nullptr) *element<int32_t>(a.counts, r) = static_cast<int32_t>(valid);
   }
   counts.add(kRows, rows);
+  counts.publish(exec);
+}
+
+namespace {
+
+/// Tokens of every column of a row, -1 where it has none.
+std::vector<int64_t> tokens_of(const ExpandPools& a, int64_t row, Counts& counts) {
+  const int64_t size = a.pool_size, pools = a.pools.shape[1];
+  const bool counted = a.positions.data != nullptr || a.rows.end.data != nullptr || a.rows.length.data != nullptr;
+  std::vector<int64_t> tokens(static_cast<size_t>(pools * size + (counted ? size - 1 : 0)), -1);
+  Window w = window_of(a.rows, row, kMaxTokens);
+  if (a.positions.data != nullptr) w.end = std::min(integer(a.positions, row), kMaxTokens) + 1;
+  const int64_t visible = std::min(w.size(), kMaxTokens), complete = visible / size;
+  for (int64_t i = 0; visible > 0 && i < pools; ++i) {
+    const int64_t id = integer(a.pools, row, i);
+    if (id >= complete) counts.wild(kSkippedPages, 1, "pool id", row, id);
+    for (int64_t j = 0; id >= 0 && id < complete && j < size; ++j)
+      tokens[static_cast<size_t>(i * size + j)] = id * size + j;
+  }
+  for (int64_t j = 0; counted && j < visible % size; ++j) {
+    tokens[static_cast<size_t>(pools * size + j)] = complete * size + j;
+  }
+  return tokens;
+}
+
+std::vector<int64_t> slots_of(const ExpandPools& a, int64_t row, const std::vector<int64_t>& tokens, Counts& counts) {
+  const SlotMap& map = a.out.slot_map;
+  const int64_t table_row = map.table_per_row ? row : window_of(a.rows, row, 0).request;
+  std::vector<int64_t> slots;
+  for (const int64_t token : tokens) {
+    slots.push_back(token < 0 ? -1 : slot_of(map.block_table, table_row, map.page_size, token, INT32_MAX));
+    if (token >= 0 && slots.back() < 0) counts.wild(kSkippedSlots, 1, "position", row, token);
+  }
+  return slots;
+}
+
+/// values[i] where tokens[i] is one, else the fill.
+void put_columns(const Tensor& out, int64_t row, const Selection& how, const std::vector<int64_t>& tokens,
+                 const std::vector<int64_t>& values) {
+  int64_t fill = how.fill == Fill::value ? how.fill_value : -1;
+  for (size_t i = tokens.size(); how.fill == Fill::repeat && i-- > 0;) {
+    if (tokens[i] >= 0) fill = values[i];
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    *element<int32_t>(out, row, static_cast<int64_t>(i)) = static_cast<int32_t>(tokens[i] < 0 ? fill : values[i]);
+  }
+}
+
+}  // namespace
+
+void expand_pools(const ExpandPools& a, const Exec& exec) {
+  Counts counts;
+  std::vector<std::vector<int64_t>> tokens, slots;
+  for (int64_t row = 0; row < a.rows.count; ++row) {
+    tokens.push_back(tokens_of(a, row, counts));
+    if (a.out.slots.data != nullptr) slots.push_back(slots_of(a, row, tokens.back(), counts));
+  }
+  counts.raise_if_strict("expand_pools", exec);
+  for (int64_t row = 0; row < a.rows.count; ++row) {
+    std::vector<int64_t>& own = tokens[static_cast<size_t>(row)];
+    if (a.out.slots.data != nullptr) put_columns(a.out.slots, row, a.out, own, slots[static_cast<size_t>(row)]);
+    const int64_t base = a.out.index_base.data != nullptr ? integer(a.out.index_base, row) : 0;
+    std::vector<int64_t> indices;
+    int64_t used = 0;
+    for (const int64_t token : own) {
+      indices.push_back(token + base);
+      used += token >= 0;
+    }
+    if (a.out.indices.data != nullptr) put_columns(a.out.indices, row, a.out, own, indices);
+    if (a.out.counts.data != nullptr) *element<int32_t>(a.out.counts, row) = static_cast<int32_t>(used);
+  }
+  counts.add(kRows, a.rows.count);
   counts.publish(exec);
 }
 

@@ -53,5 +53,6 @@ int64_t slot_of(const Tensor& block_table, int64_t table_row, int64_t page_size,
 
 void expand_rows(const ExpandRows&, const Exec&);
 void to_slots(const ToSlots&, const Exec&);
+void expand_pools(const ExpandPools&, const Exec&);
 
 }  // namespace topkey::ref

@@ -12,10 +12,15 @@
 
 namespace topkey::ref {
 
-QueryRow::QueryRow(const Query& q, int64_t row, int64_t head_dim) {
+QueryRow::QueryRow(const Query& q, int64_t row, KeyFormat format, int64_t head_dim) {
   const int64_t heads = q.values.shape[1];
+  const bool coded = is_fp8(format) || format == KeyFormat::mxfp4;
   for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t d = 0; d < head_dim; ++d) values.push_back(static_cast<double>(real(q.values, row, h, d)));
+    for (int64_t d = 0; d < head_dim; ++d) {
+      values.push_back(coded ? code_value(format, element<uint8_t>(q.values, row, h), scale_at(q.scales, row, h),
+                                          static_cast<size_t>(d))
+                             : static_cast<double>(real(q.values, row, h, d)));
+    }
     weights.push_back(static_cast<double>(real(q.weights, row, h)));
   }
 }

@@ -11,7 +11,7 @@ namespace topkey::ref {
 
 /// One query row, decoded: values [H*D] and weights [H] as doubles (exact).
 struct QueryRow {
-  QueryRow(const Query& q, int64_t row, int64_t head_dim);
+  QueryRow(const Query& q, int64_t row, KeyFormat format, int64_t head_dim);
   std::vector<double> values, weights;
 };
 
@@ -25,7 +25,7 @@ float canonical(float score);
 class Scorer {
  public:
   Scorer(const Query& q, const Keys& keys, int64_t row)
-      : q_(q, row, keys.head_dim()), keys_(keys), key_(static_cast<size_t>(keys.head_dim())) {}
+      : q_(q, row, keys.format(), keys.head_dim()), keys_(keys), key_(static_cast<size_t>(keys.head_dim())) {}
   float operator()(const KeyBytes& bytes) {
     const double kscale = decode_key(keys_.format(), bytes, key_);
     return score_of(q_, key_, kscale);

@@ -23,7 +23,6 @@ struct Search {
 };
 
 struct LiveKey {
-  KeyBytes bytes;
   int64_t position;
   float addend;
 };
@@ -40,7 +39,7 @@ std::vector<LiveKey> live_keys(const Search& s, const Window& w, int64_t row, in
       if (bytes.values == nullptr) {
         counts.wild(kSkippedPages, 1, "page id", row, s.keys.page_of(table_row, n));
       } else {
-        live.push_back({bytes, n, addend});
+        live.push_back({n, addend});
       }
     }
   }
@@ -56,7 +55,7 @@ Answer answer_row(const Search& s, int64_t row, Counts& counts) {
   std::vector<Entry> entries;
   Scorer score(s.q, s.keys, row);
   for (const LiveKey& key : live) {
-    float value = scored ? score(key.bytes) : 0.0f;
+    float value = scored ? score(s.keys.find(table_row, key.position)) : 0.0f;
     if (s.admit.mask.data != nullptr) value = canonical(value + key.addend);
     const bool forced = w.distance(key.position) < s.admit.force_first ||
                         w.whole_end - w.shard.global(key.position) <= s.admit.force_last;

@@ -16,6 +16,13 @@ T* element(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
          (t.ndim > 2 ? k * t.stride[2] : 0);
 }
 
+/// Bytes of one row's (or one query head's) scales: f32, u8 or e8m0, or four ue8m0 bytes as one i32. Null if absent.
+inline uint8_t* scale_at(const Tensor& t, int64_t i, int64_t j = 0) {
+  if (t.data == nullptr) return nullptr;
+  return t.dtype == DType::f32 || t.dtype == DType::i32 ? reinterpret_cast<uint8_t*>(element<int32_t>(t, i, j))
+                                                        : element<uint8_t>(t, i, j);
+}
+
 /// i32 or i64.
 inline int64_t integer(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
   return t.dtype == DType::i64 ? *element<int64_t>(t, i, j, k) : *element<int32_t>(t, i, j, k);
@@ -28,13 +35,12 @@ inline void put_integer(const Tensor& t, int64_t i, int64_t value) {
   }
 }
 
-/// f32, bf16, f16 or e4m3 (u8 holds e4m3 codes), widened exactly.
+/// f32, bf16 or f16, widened exactly.
 inline float real(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
   switch (t.dtype) {
     case DType::f32: return *element<float>(t, i, j, k);
     case DType::bf16: return bf16_to_float(*element<uint16_t>(t, i, j, k));
-    case DType::f16: return f16_to_float(*element<uint16_t>(t, i, j, k));
-    default: return e4m3_to_float(*element<uint8_t>(t, i, j, k));
+    default: return f16_to_float(*element<uint16_t>(t, i, j, k));
   }
 }
 /// Rounded to nearest even.

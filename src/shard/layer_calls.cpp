@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The calls of a sharded step, what its ranks must agree on, and the workspace of all of it.
+#include "indexer.h"
 #include "shard/layer.h"
 #include "topkey/backend.h"
 #include "topkey/version.h"
@@ -21,26 +22,9 @@ StoreK store_args(const Step& s) {
 }
 
 PagedMqaTopk search_args(const Step& s) {
-  PagedMqaTopk a{};
-  a.q = s.step.q;
-  a.keys = s.step.keys;
-  a.rows = s.step.rows;
-  a.topk = s.config.topk;
-  a.admit.force_first = s.config.force_first;
-  a.admit.force_last = s.config.force_last;
-  a.out = s.step.out;
+  PagedMqaTopk a = layer::search_args(s.config, s.step);
   a.whole_start = s.in.whole_start;
   a.whole_end = s.in.whole_end;
-  // A wider buffer than configured is used in its first columns only.
-  Tensor candidates = s.step.candidates;
-  candidates.shape[1] = s.config.candidate_topk_blocks;
-  if (s.config.role == CandidateRole::source) {
-    a.out.blocks = candidates;
-    a.out.block_size = s.config.candidate_block_size;
-  } else if (s.config.role == CandidateRole::consumer) {
-    a.admit.candidates = candidates;
-    a.admit.candidate_block_size = s.config.candidate_block_size;
-  }
   return a;
 }
 
@@ -96,6 +80,7 @@ std::string agreement(const Step& s, const Exec& exec) {
   number("role", static_cast<int64_t>(c.role));
   number("candidate_block_size", c.candidate_block_size);
   number("candidate_topk_blocks", c.candidate_topk_blocks);
+  number("candidate_ratio", c.candidate_ratio);
   number("force_first", c.force_first);
   number("force_last", c.force_last);
   const std::vector<BackendInfo> all = backends();

@@ -44,7 +44,7 @@ class Cases : public topkey::testing::BackendTest {
   }
 };
 #define TOPKEY_CASES()                                                                     \
-  INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(topkey::testing::host_backends()), \
+  INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(topkey::testing::every_backend()), \
                            topkey::testing::backend_label)
 
 // ---- judgements

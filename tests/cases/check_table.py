@@ -11,7 +11,7 @@ CASES = """
 B01 B03 B04 B06 B07 B09 B12 B14 B16 B18 B19 B21 B22 B24 B26 B27 B28 B29
 B31 B32 B33 B35 B36 B38 B39 B40 B42 B43 B45 B46 B48 B50 B51 B53 B55 B56
 """.split()
-PIECES = {"cuda", "layer", "sharding", "semantics", "python"}
+PIECES = {"cuda", "layer", "sharding", "python"}
 HERE = pathlib.Path(__file__).resolve().parent
 
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cases/case.h"
@@ -125,10 +126,14 @@ TEST_P(Cases, B14_searches_do_not_depend_on_topk_or_batch) {
 // flashinfer PR #3615, #4131, DeepGEMM #392: launches hang or differ. Twenty runs of causal logits have the same
 // bits, and are right.
 TEST_P(Cases, B24_twenty_runs_of_logits_have_the_same_bits) {
-  for (bool exact : {false, true}) {
+  for (const auto& [format, exact] : {std::pair{KeyFormat::fp8, false},
+                                      {KeyFormat::fp8, true},
+                                      {KeyFormat::mxfp4, false},
+                                      {KeyFormat::mxfp4, true}}) {
     for (int32_t heads : full() ? Ints{16, 64} : Ints{4}) {
       ProblemSpec spec;
-      spec.heads = heads, spec.head_dim = full() ? 128 : 32, spec.rows = full() ? 128 : 4, spec.keys = 4096;
+      spec.format = format;
+      spec.heads = heads, spec.head_dim = full() ? 128 : 32, spec.rows = full() ? 128 : 3, spec.keys = 4096;
       spec.windows = support::Windows::causal, spec.exact = exact, spec.seed = 124;
       const Problem p = support::make_problem(spec);
       expect_right(p, 512, exec());
@@ -157,12 +162,12 @@ TEST_P(Cases, B24_back_to_back_calls_over_one_workspace) {
   shared.workspace_bytes = topk_workspace_bytes(a, shared);
   const auto workspace = support::aligned_bytes(shared.workspace_bytes);
   shared.workspace = workspace.get();
-  topk(a, shared);
+  support::launch(a, shared);
   EXPECT_TRUE(topkey::testing::good(support::compare_selection(a)));
   a.out.indices = again.view();
   for (int64_t call = 1; call < calls; ++call) {
     std::memset(again.as<uint8_t>(), 0xA5, again.bytes());
-    topk(a, shared);
+    support::launch(a, shared);
     ASSERT_EQ(std::memcmp(again.as<uint8_t>(), first.as<uint8_t>(), first.bytes()), 0) << "call " << call;
   }
 }

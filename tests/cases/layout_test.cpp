@@ -4,9 +4,11 @@
 // inputs whose strides are not the ones a kernel would like.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "tests/cases/requests.h"
@@ -81,6 +83,90 @@ TEST_P(Cases, B43_values_and_scales_lie_where_documented) {
       const Picked p = pick(page.search(size), exec());
       EXPECT_EQ(p.indices[0], progression(size - 1, size, -1));
       for (int32_t i = 0; i < size; ++i) EXPECT_EQ(p.scores[0][static_cast<size_t>(i)], static_cast<float>(size - i));
+    }
+  }
+}
+
+// The same for tiled pages, which fill the same bytes too. Single offsets by hand; score(pos) = pos + 1.
+TEST_P(Cases, B43_tiled_pages_are_not_planar) {
+  const Walled memory(64 * (OnePage::kDim + 4), 0xEE);
+  const OnePage page(64, Layout::tiled16, memory.data());
+  support::run(page.store(), exec());
+  EXPECT_TRUE(memory.intact());
+  expect_bytes(memory.data(), 0, 0, 8192);
+  for (const auto& [pos, value_at] : {std::pair<int64_t, int64_t>{1, 16 + 1}, {63, 6144 + 768 + 240 + 15}}) {
+    EXPECT_EQ(memory.data()[value_at], 0x38) << "position " << pos;
+    float scale;
+    std::memcpy(&scale, memory.data() + 8192 + 4 * pos, sizeof scale);
+    EXPECT_EQ(scale, static_cast<float>(pos + 1));
+  }
+  const Picked p = pick(page.search(64), exec());
+  EXPECT_EQ(p.indices[0], progression(63, 64, -1));
+  for (int32_t i = 0; i < 64; ++i) EXPECT_EQ(p.scores[0][static_cast<size_t>(i)], static_cast<float>(64 - i));
+}
+
+// ---- B45: scale bytes of MXFP4
+// ------------------------------------------------------------------------------------------
+
+/// A page of 64 mxfp4 keys of 128 dims whose codes are all 1.0 and whose scale of group g is 2^((t + g) mod 5).
+struct ScaledPage {
+  Array codes{DType::u8, {64, 64}}, scales{DType::u8, {64, 4}}, pages{DType::u8, {1, 64 * 68}}, slots;
+  StoreK store{};
+  explicit ScaledPage(Layout layout) : slots(Array::of(progression(0, 64))) {
+    std::memset(codes.as<uint8_t>(), 0x22, codes.bytes());
+    for (int i = 0; i < 256; ++i) scales.as<uint8_t>()[i] = static_cast<uint8_t>(127 + (i / 4 + i % 4) % 5);
+    store.k = codes.view(), store.k_scales = scales.view(), store.slot_mapping = slots.view();
+    store.cache = {pages.view(), KeyFormat::mxfp4, layout, 64, 128};
+  }
+  /// Scores of the 64 keys for a query of codes [64] under scales 2^0, one head of weight 1.
+  Floats scores(const Array& q, const Exec& exec) const {
+    const Array ones(DType::u8, {1, 1, 4}), weight = floats({{1.F}}), table = ints({{0}}), end = Array::of({64});
+    const Array logits(DType::f32, {1, 64});
+    std::memset(ones.as<uint8_t>(), 127, 4);
+    PagedMqaLogits a{};
+    a.q = {q.view(), ones.view(), weight.view()};
+    a.keys.cache = store.cache, a.keys.block_table = table.view();
+    a.rows.count = 1, a.rows.end = end.view(), a.logits = logits.view();
+    support::run(a, exec);
+    return row_of<float>(logits.view(), 0);
+  }
+};
+
+// ROCm/aiter PR #4028: the writer orders the scale bytes of MXFP4 otherwise than the reader. A query of ones on one
+// group of 32 sees that group's scale alone: 32 * 2^((t + g) mod 5), in every layout.
+TEST_P(Cases, B45_each_group_has_its_own_scale) {
+  for (const Layout layout : {Layout::planar, Layout::interleaved, Layout::tiled16, Layout::tiled32, Layout::tiled64}) {
+    const ScaledPage page(layout);
+    support::run(page.store, exec());
+    for (int g = 0; g < 4; ++g) {
+      const Array q(DType::u8, {1, 1, 64});
+      std::memset(q.as<uint8_t>() + 16 * g, 0x22, 16);
+      const Floats got = page.scores(q, exec());
+      for (int t = 0; t < 64; ++t) {
+        ASSERT_EQ(got[static_cast<size_t>(t)], static_cast<float>(32 << (t + g) % 5))
+            << layout_name(layout) << ", group " << g << ", key " << t;
+      }
+    }
+  }
+}
+
+// Likewise every code once: {0, .5, 1, 1.5, 2, 3, 4, 6} and their negatives, at an even and at an odd d.
+TEST_P(Cases, B45_all_sixteen_codes) {
+  const float values[] = {0.F, 0.5F, 1.F, 1.5F, 2.F, 3.F, 4.F, 6.F};
+  ScaledPage page(Layout::planar);
+  for (const int odd : {0, 1}) {
+    std::memset(page.codes.as<uint8_t>(), 0, page.codes.bytes());
+    for (int t = 0; t < 64; ++t) *element(page.codes.view(), t, 21) = static_cast<uint8_t>(t % 16 << 4 * odd);
+    support::run(page.store, exec());
+    for (const int sign : {1, -1}) {
+      const Array q(DType::u8, {1, 1, 64});
+      q.as<uint8_t>()[21] = static_cast<uint8_t>((sign > 0 ? 0x2 : 0xA) << 4 * odd);
+      const Floats got = page.scores(q, exec());
+      for (int t = 0; t < 64; ++t) {
+        const float value = values[t % 8] * (t % 16 < 8 ? 1.F : -1.F) * static_cast<float>(sign);
+        ASSERT_EQ(got[static_cast<size_t>(t)], std::max(value, 0.F) * static_cast<float>(1 << (t + 1) % 5))
+            << "code " << t % 16 << ", sign " << sign << ", odd " << odd;
+      }
     }
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Cases of several chapters as a step meets them: plans of empty batches, chunks counted in key rows, row slices by
-// cost, and graph-padded rows in the layer's shared buffer.
+// Cases of several chapters as a step meets them: plans of empty batches, row slices by cost, and graph-padded rows in the
+// layer's shared buffer.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -86,25 +86,6 @@ TEST_P(Cases, B27_graph_padded_rows_in_the_layers_buffer) {
       }
     }
   }
-}
-
-// vllm PR #51252: chunks counted tokens where the gather buffer counted key rows. Three requests of 40,000 tokens at
-// ratio 4 are 10,000 key rows each: one a chunk of 16,384, never more.
-TEST(PlanCases, B39_chunks_count_key_rows) {
-  PlanStep step{};
-  step.ratio = 4, step.gather_rows = 16384;
-  const StepPlan plan = plan_of({500, 500, 500}, {40000, 40000, 40000}, step);
-  ASSERT_EQ(plan.chunks.size(), 3U);
-  for (int64_t b = 0; b < 3; ++b) {
-    const PrefillChunk& chunk = plan.chunks[static_cast<size_t>(b)];
-    EXPECT_EQ(chunk.first_request, b);
-    EXPECT_EQ(chunk.last_request, b + 1);
-    EXPECT_EQ(chunk.total_keys, 10000);
-    EXPECT_EQ(chunk.first_row, 500 * b);
-    EXPECT_EQ(chunk.last_row, 500 * (b + 1));
-  }
-  step.gather_rows = 20000;
-  EXPECT_EQ(plan_of({500, 500, 500}, {40000, 40000, 40000}, step).chunks.size(), 2U);
 }
 
 // vllm issue #53691, PR #54394: 1000 rows of four prompts over eight ranks. Every row of every chunk has exactly one

@@ -9,7 +9,8 @@ The file is one JSON object. Hex strings are little endian, in the order of the 
   inputs   name -> {dtype "f32"|"bf16", d, labels [n], vectors [n] (hex, d elements each)}
   arrays   name -> {dtype "f32"|"bf16", shape, data (hex)}: norm weights and biases, cos|sin tables
   cases    list of
-    name           rule/side/scale/dtype/d/what, unique
+    name           rule/side/scale/dtype/d/what, unique; with a format: format/rule/...
+    format         absent (that of the rule: fp8, mxfp4 or q8_0) | "fp8_fnuz"
     rule, side     a QuantRule; "q" (quantize_q) or "k" (quantize_k, store_k)
     scale          "ue8m0" | "f32"; q8_0: "f16"
     d, input_dtype head_dim, dtype of the input
@@ -20,9 +21,9 @@ The file is one JSON object. Hex strings are little endian, in the order of the 
     hadamard       absent | true
     softmax_scale, head_scale   q only, f32 hex: f32(d^-0.5), f32(heads^-0.5)
     weights        q only: list of {dtype "f32"|"bf16", in (hex, [rows, heads]), out (f32 hex, [rows, heads])}
-    codes          [n] hex. fp8: d bytes e4m3fn. mxfp4: d/2 bytes, low nibble = even d.
+    codes          [n] hex. fp8: d bytes e4m3fn. fp8_fnuz: d bytes e4m3fnuz. mxfp4: d/2 bytes, low nibble = even d.
                    q8_0: d/32 blocks of 34 bytes, f16 d then 32 int8
-    scales         [n] hex. fp8: one f32 (a query's too, though its scale leaves only inside weights_out);
+    scales         [n] hex. fp8, fp8_fnuz: one f32 (a query's too, though its scale leaves only inside weights_out);
                    mxfp4: d/32 bytes; q8_0: absent (inside the block)
 
 The formulas and the order of every rounding are in rules.py.
@@ -218,7 +219,7 @@ def make_arrays():
 
 
 # ---- cases ----
-def add_case(rule, side, scale, what, key, *, norm=None, rope=None, hadamard=False, rows=None):
+def add_case(rule, side, scale, what, key, *, norm=None, rope=None, hadamard=False, rows=None, fnuz=False):
     dtype, d, _, stored = INPUTS[key]
     n = len(stored)
     rows = rows or (1 if side == "q" else n)
@@ -229,7 +230,7 @@ def add_case(rule, side, scale, what, key, *, norm=None, rope=None, hadamard=Fal
         return v.astype(DTYPES[dtype]).astype(F)
 
     case = {
-        "name": f"{rule}/{side}/{scale}/{dtype}/d{d}/{what}",
+        "name": f"{'fp8_fnuz/' if fnuz else ''}{rule}/{side}/{scale}/{dtype}/d{d}/{what}",
         "rule": rule,
         "side": side,
         "scale": scale,
@@ -239,6 +240,8 @@ def add_case(rule, side, scale, what, key, *, norm=None, rope=None, hadamard=Fal
         "heads": heads,
         "input": key,
     }
+    if fnuz:
+        case["format"] = "fp8_fnuz"
     if norm:
         kind, weight, bias, eps = norm
         case["norm"] = {"kind": kind, "weight": weight, "bias": bias, "eps": hex_of(F(eps))}
@@ -273,7 +276,7 @@ def add_case(rule, side, scale, what, key, *, norm=None, rope=None, hadamard=Fal
     elif rule == "q8_0":
         codes = quantise_q8_0(x)
     else:
-        codes, scales = quantise_fp8(rule, x, scale)
+        codes, scales = quantise_fp8(rule, x, scale, fnuz)
     if side == "q":
         softmax, head = F(d**-0.5), F(heads**-0.5)
         order = "mxfp4" if rule == "mxfp4" else FP8[rule][3]
@@ -409,6 +412,34 @@ def make_step_cases():
         add_case("v32_key", "k", "f32", "probe_" + what, "probe_f32_d128", **steps)
 
 
+def make_fnuz_cases():
+    """e4m3fnuz, scaled to 224. Made last: what is above draws no other numbers for it."""
+    for dtype in DTYPES:
+        finite = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fnuz).astype(F)
+        ties = (finite[1:] + finite[:-1]) / F(2)
+        sign = np.where(np.arange(126) % 2 == 0, F(1), F(-1))
+        rows = {
+            f"ties {n:+d} ulp": np.concatenate([[F(224), F(-0.0)], sign * np.array([ulp(t, n, dtype) for t in ties])])
+            for n in (0, -1, 1)
+        }
+        add_input("ties_fnuz", dtype, 128, rows)
+        half_split, interleaved = (64, False, False, "cos_sin_f32_dim64"), (64, True, True, "cos_sin_f32_dim64")
+        for rule, side, scale in (
+            ("v32_key", "k", "ue8m0"),
+            ("v32_key", "k", "f32"),
+            ("v4_key", "k", "ue8m0"),
+            ("v32_query", "q", "ue8m0"),
+            ("v4_query", "q", "ue8m0"),
+        ):
+            for what in ["small", "powers", "nonfinite", "random", "ties_fnuz"] + ["extreme"] * (dtype == "f32"):
+                add_case(rule, side, scale, what, f"{what}_{dtype}_d128", fnuz=True)
+            rope = half_split if rule.startswith("v32") else interleaved
+            rows = 3 if side == "q" else 6
+            add_case(rule, side, scale, "rope", f"mixed_{dtype}_d64", rope=rope, rows=rows, fnuz=True)
+        layer = ("layer", "norm_weight_f32_d128", "norm_bias_f32_d128", 1e-6)
+        add_case("v32_key", "k", "ue8m0", "layer_norm", f"mixed_{dtype}_d128", norm=layer, rows=6, fnuz=True)
+
+
 def document():
     self_check()
     make_arrays()
@@ -417,6 +448,7 @@ def document():
             make_inputs(dtype, d)
     make_plain_cases()
     make_step_cases()
+    make_fnuz_cases()
     assert len({c["name"] for c in CASES}) == len(CASES)
     used = {c["input"] for c in CASES}
     return (
@@ -456,7 +488,7 @@ def main():
     path.write_text(text)
     per_rule = {}
     for c in CASES:
-        key = f"{c['rule']} {c['side']} {c['scale']}"
+        key = f"{c.get('format', '')} {c['rule']} {c['side']} {c['scale']}".strip()
         cases, vectors = per_rule.get(key, (0, 0))
         per_rule[key] = (cases + 1, vectors + len(c["codes"]))
     for key, (cases, vectors) in per_rule.items():

@@ -29,7 +29,6 @@ F = np.float32
 BF16 = ml_dtypes.bfloat16
 DTYPES = {"f32": F, "bf16": BF16}
 NAN = np.array([0x7FC00000], np.uint32).view(F)[0]
-R448 = F(1) / F(448)
 np.seterr(all="ignore")
 
 # rule: (what is rounded to bf16, floor, how s follows from a, order of weights_out)
@@ -75,6 +74,11 @@ def pow2(e):
 
 def e4m3(v):
     return np.clip(v, F(-448), F(448)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def e4m3fnuz(v):
+    """Producers clamp to 224 although 240 exists; -0 does not."""
+    return np.clip(v, F(-224), F(224)).astype(ml_dtypes.float8_e4m3fnuz).view(np.uint8)
 
 
 def e2m1(v):
@@ -130,16 +134,18 @@ def apply_hadamard(x):
 
 
 # ---- the rules ----
-def quantise_fp8(rule, x, scale):
+def quantise_fp8(rule, x, scale, fnuz=False):
+    """fnuz: e4m3fnuz codes, every 448 is then 224."""
     _, floor, how, _ = FP8[rule]
+    top, encode, nan = (224, e4m3fnuz, 0x80) if fnuz else (448, e4m3, 0x7F)
     ok = np.isfinite(x).all(axis=1)
     x = np.where(ok[:, None], x, F(0))
     a = np.maximum(np.abs(x).max(axis=1), floor)
-    s = a * R448 if how == "multiply" and scale == "ue8m0" else a / F(448)
+    s = a * (F(1) / F(top)) if how == "multiply" and scale == "ue8m0" else a / F(top)
     if scale == "ue8m0":
         e = ceil_log2(s)
         for power, v in zip(e, a, strict=True):  # the f32 division changes no exponent
-            assert 448 * Fraction(2) ** int(power) >= Fraction(float(v)) > 224 * Fraction(2) ** int(power)
+            assert top * Fraction(2) ** int(power) >= Fraction(float(v)) > top // 2 * Fraction(2) ** int(power)
         s = pow2(e)
     if rule == "v4_key":
         v = x * pow2(-e)[:, None]
@@ -148,7 +154,7 @@ def quantise_fp8(rule, x, scale):
     else:
         v = x / s[:, None]
     assert v.dtype == s.dtype == F
-    return np.where(ok[:, None], e4m3(v), np.uint8(0x7F)), np.where(ok, s, NAN)
+    return np.where(ok[:, None], encode(v), np.uint8(nan)), np.where(ok, s, NAN)
 
 
 def quantise_mxfp4(x):
@@ -260,8 +266,19 @@ def self_check():
     )
     codes, scale = quantise_mxfp4(np.full((1, 128), -0.0, F))
     assert scale.tobytes().hex() == "01010101" and codes.tobytes().hex() == "88" * 64
-    # both conversions against exact nearest-even search
-    for encode, kind, count, top in ((e4m3, ml_dtypes.float8_e4m3fn, 127, 448), (e2m1, ml_dtypes.float4_e2m1fn, 8, 6)):
+    # e4m3fnuz: half of e4m3's value but for NaN, one zero
+    fnuz = {1.0: 0x40, -1.0: 0xC0, 224.0: 0x7E, -224.0: 0xFE, 500.0: 0x7E, 2.0**-10: 0x01, 2.0**-11: 0x00}
+    fnuz |= {-0.0: 0x00, -(2.0**-12): 0x00, float(ulp(F(2.0**-11), 1, "f32")): 0x01}
+    assert e4m3fnuz(np.array(list(fnuz), F)).tolist() == list(fnuz.values())
+    codes, scale = quantise_fp8("v32_key", x, "ue8m0", fnuz=True)  # the ramp needs twice the scale of e4m3: same codes
+    assert codes.tobytes().hex() == want and hex_of(scale) == "0000003d"
+    # the conversions against exact nearest-even search
+    kinds = (
+        (e4m3, ml_dtypes.float8_e4m3fn, 127, 448),
+        (e4m3fnuz, ml_dtypes.float8_e4m3fnuz, 127, 224),
+        (e2m1, ml_dtypes.float4_e2m1fn, 8, 6),
+    )
+    for encode, kind, count, top in kinds:
         values = np.arange(count, dtype=np.uint8).view(kind).astype(F)
         mid = (values[1:] + values[:-1]) / F(2)
         tests = [ulp(m, n, "f32") for m in mid for n in (-1, 0, 1)] + list(np.abs(Random(7).normal(200)) * F(top / 4))

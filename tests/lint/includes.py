@@ -17,13 +17,14 @@ MODULES = [  # first match wins
     (r"include/topkey/", PUBLIC, rf"{STD}|std(bool|def|int)\.h"),  # and only headers above it in ORDER, see below
     (r"src/ref/", rf"{PUBLIC}|src/backend_table\.h|src/ref/.*", rf"(?!{THREADS}){STD}"),
     (r"src/cpu/", rf"{PUBLIC}|src/backend_table\.h|src/cpu/.*", rf"{STD}|hwy/.*|omp\.h|immintrin\.h"),
-    (r"src/cuda/device/", r"include/topkey/format\.h|src/cuda/device/.*", rf"{STD}|(cuda|cub|cute)/.*|cuda.*|cooperative_groups.*"),
+    (r"src/cuda/device/", rf"{PUBLIC}|src/cuda/device/.*", rf"{STD}|(cuda|cub|cute)/.*|cuda.*|cooperative_groups.*"),
     (r"src/cuda/", rf"{PUBLIC}|src/backend_table\.h|src/cuda/.*", rf"{STD}|(cuda|cub)/.*|cuda.*"),
-    (r"src/shard/", rf"{PUBLIC}|src/(check|shard)\.h|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h|cuda_runtime_api\.h"),
+    (r"src/shard/", rf"{PUBLIC}|src/(check|indexer|shard)\.h|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h|cuda_runtime_api\.h"),
     (r"src/platform\.cpp", rf"{PUBLIC}|src/[a-z_]+\.h", r".*"),  # the only POSIX calls
     (r"src/", rf"{PUBLIC}|src/[a-z_]+\.h", STD),
-    (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*"),
-    (r"(tools|python|bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
+    (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*|cuda_runtime_api\.h"),
+    (r"python/", rf"{PUBLIC}|support/.*|python/src/.*", rf"{STD}|nanobind/.*"),
+    (r"(tools|bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
 ]
 
 

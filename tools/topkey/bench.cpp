@@ -7,8 +7,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -35,25 +37,88 @@ struct Times {
   double median = 0, least = 0;
 };
 
-/// Medians over at least 7 calls and about a second.
-template <class Call>
-Times time_calls(const Call& call) {
-  for (int i = 0; i < 2; ++i) call();
-  std::vector<double> seconds;
-  const double begin = now();
-  while (seconds.size() < 7 || (now() - begin < 1.0 && seconds.size() < 20000)) {
-    const double start = now();
-    call();
-    seconds.push_back(now() - start);
+double median(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Medians over at least 7 calls and about a second, of each of several calls made in turn, and the median of `ceiling`
+/// taken between them: what the machine and its neighbours do meanwhile meets all of them alike.
+std::vector<Times> time_calls(const std::vector<std::function<void()>>& calls, const std::function<double()>& ceiling,
+                              double* rate) {
+  std::vector<std::vector<double>> seconds(calls.size());
+  std::vector<double> rates;
+  for (double spent = 0; spent < 1.0 || seconds[0].size() < 7;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads spin a while after a call
+    rates.push_back(ceiling());
+    for (const auto& call : calls) call();  // the first after a pause is slow
+    for (const double begin = now(); now() - begin < 0.1; spent += seconds.back().back()) {
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const double start = now();
+        calls[i]();
+        seconds[i].push_back(now() - start);
+        if (i > 0) spent += seconds[i - 1].back();
+      }
+    }
   }
-  std::sort(seconds.begin(), seconds.end());
-  return {seconds[seconds.size() / 2], seconds.front()};
+  *rate = median(rates);
+  std::vector<Times> times;
+  for (std::vector<double>& s : seconds) times.push_back({median(s), s.front()});
+  return times;
+}
+
+/// A case with its data, ready to be called.
+struct Prepared {
+  BenchCase what;
+  Problem problem;
+  Array indices, blocks, candidates;
+  PagedMqaTopk args{};
+  std::string backend;
+  Exec exec{};
+  std::shared_ptr<uint8_t> workspace;
+};
+
+/// Every n-th block of the row, as many as make `admitted` keys.
+Array spread_candidates(const BenchCase& c) {
+  const int64_t count = c.admitted / c.block_size, all = c.spec.keys / c.block_size;
+  const Array ids(DType::i32, {1, count});
+  for (int64_t i = 0; i < count; ++i) ids.as<int32_t>()[i] = static_cast<int32_t>(i * all / count);
+  return ids;
+}
+
+std::shared_ptr<Prepared> prepare(const BenchCase& c, const std::string& backend, int threads) {
+  auto p = std::make_shared<Prepared>();
+  p->what = c;
+  p->problem = support::make_problem(c.spec);
+  p->backend = backend;
+  Selection out{};
+  p->indices = Array(DType::i32, {p->problem.count(), int64_t{c.topk}});
+  out.indices = p->indices.view();
+  if (c.blocks > 0) {
+    p->blocks = Array(DType::i32, {p->problem.count(), c.blocks});
+    out.blocks = p->blocks.view();
+    out.block_size = c.block_size;
+  }
+  p->args = p->problem.paged_search(c.topk, out);
+  if (c.admitted > 0) {
+    p->candidates = spread_candidates(c);
+    p->args.admit.candidates = p->candidates.view();
+    p->args.admit.candidate_block_size = c.block_size;
+  }
+  p->exec.backend = p->backend.c_str();
+  p->exec.threads = c.threads > 0 ? c.threads : threads;
+  p->exec.workspace_bytes = paged_mqa_topk_workspace_bytes(p->args, p->exec);
+  p->workspace = support::aligned_bytes(p->exec.workspace_bytes);
+  p->exec.workspace = p->workspace.get();
+  return p;
 }
 
 /// (row, key) pairs that a call scores.
-double pairs_of(const Problem& p) {
+double pairs_of(const Prepared& p) {
+  if (p.what.admitted > 0) return static_cast<double>(p.what.admitted);
   double pairs = 0;
-  for (int64_t r = 0; r < p.count(); ++r) pairs += static_cast<double>(support::int_at(p.end.view(), r));
+  for (int64_t r = 0; r < p.problem.count(); ++r)
+    pairs += static_cast<double>(support::int_at(p.problem.end.view(), r));
   return pairs;
 }
 
@@ -69,10 +134,13 @@ class Bench {
 
   Exit run() {
     measure_ceilings();
-    fmt::print("{:<26} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7}\n", "case", "threads", "median", "GFLOP/s", "of peak",
-               "of sgemm", "must");
-    for (const BenchCase& c : suite_cases(options_.suite, threads_, options_.quick)) {
-      if (c.name.find(options_.only) != std::string::npos) run_case(c);
+    fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", "case", "threads", "median", "GFLOP/s",
+               "of peak", "of sgemm", "must", "times", "at most");
+    const std::vector<BenchCase> cases = suite_cases(options_.suite, threads_, options_.quick);
+    const bool exact =
+        std::any_of(cases.begin(), cases.end(), [&](const BenchCase& c) { return c.name == options_.only; });
+    for (const BenchCase& c : cases) {
+      if (exact ? c.name == options_.only : c.name.find(options_.only) != std::string::npos) run_case(c, cases);
     }
     if (!options_.json.empty()) write();
     return kDone;
@@ -82,80 +150,86 @@ class Bench {
   std::string backend() const { return options_.backend.empty() ? "cpu" : options_.backend; }
 
   void measure_ceilings() {
-    peak_ = fma_peak(isa_, 1);
-    peak_all_ = fma_peak(isa_, threads_);
+    const double peak = fma_peak(isa_, 1), peak_all = fma_peak(isa_, threads_);
     const double copy = copy_bandwidth(threads_);
     sgemm_ = sgemm_rate(16384, 512, 128, threads_);
     fmt::print("backend {} on {}, {} threads\n", backend(), isa_.empty() ? "plain C++" : isa_, threads_);
-    fmt::print("FMA loop {:.1f} GFLOP/s on 1 thread, {:.1f} on {}; copy {:.1f} GB/s; ", peak_ / 1e9, peak_all_ / 1e9,
+    fmt::print("FMA loop {:.1f} GFLOP/s on 1 thread, {:.1f} on {}; copy {:.1f} GB/s; ", peak / 1e9, peak_all / 1e9,
                threads_, copy / 1e9);
     fmt::print("{}\n\n", sgemm_.found
                              ? fmt::format("OpenBLAS sgemm {:.1f} GFLOP/s, core {}", sgemm_.flops / 1e9, sgemm_.core)
                              : "no OpenBLAS here");
     json_["ceilings"] = {
-        {"isa", isa_}, {"fma_gflops_1", peak_ / 1e9}, {"fma_gflops", peak_all_ / 1e9}, {"copy_gbytes", copy / 1e9}};
+        {"isa", isa_}, {"fma_gflops_1", peak / 1e9}, {"fma_gflops", peak_all / 1e9}, {"copy_gbytes", copy / 1e9}};
     json_["ceilings"]["sgemm_gflops"] = sgemm_.found ? Json(sgemm_.flops / 1e9) : Json(nullptr);
     json_["ceilings"]["sgemm_core"] = sgemm_.found ? Json(sgemm_.core) : Json(nullptr);
   }
 
-  void run_case(const BenchCase& c) {
-    const Problem p = support::make_problem(c.spec);
-    const auto k = static_cast<int64_t>(c.topk);
-    const Array indices(DType::i32, {p.count(), k});
-    Selection out{};
-    out.indices = indices.view();
-    const PagedMqaTopk args = p.paged_search(c.topk, out);
-    Exec exec{};
-    const std::string name = backend();
-    exec.backend = name.c_str();
-    exec.threads = c.threads > 0 ? c.threads : threads_;
-    const size_t bytes = paged_mqa_topk_workspace_bytes(args, exec);
-    const std::shared_ptr<uint8_t> workspace = support::aligned_bytes(bytes);
-    exec.workspace = workspace.get();
-    exec.workspace_bytes = bytes;
-    const Times times = time_calls([&] { paged_mqa_topk(args, exec); });
-    report(c, p, exec, times, bytes);
+  void run_case(const BenchCase& c, const std::vector<BenchCase>& cases) {
+    std::vector<std::shared_ptr<Prepared>> calls{prepare(c, backend(), threads_)};
+    for (const BenchCase& other : cases) {
+      if (!c.against.empty() && other.name == c.against) calls.push_back(prepare(other, backend(), threads_));
+    }
+    std::vector<std::function<void()>> functions;
+    for (const auto& p : calls) functions.emplace_back([p] { paged_mqa_topk(p->args, p->exec); });
+    double peak = 0;
+    const int threads = calls[0]->exec.threads;
+    const std::vector<Times> times = time_calls(
+        functions, [&] { return fma_peak(isa_, threads, 1); }, &peak);
+    report(*calls[0], times, peak);
   }
 
-  void report(const BenchCase& c, const Problem& p, const Exec& exec, const Times& times, size_t bytes) {
-    const bool trivial = c.spec.keys <= c.topk;
+  /// times: of the case and, where it has one, of the case it is held against.
+  void report(const Prepared& p, const std::vector<Times>& times, double peak) {
+    const BenchCase& c = p.what;
+    const bool trivial = (c.admitted > 0 ? c.admitted : c.spec.keys) <= c.topk;
     const double flop = trivial ? 0 : 2.0 * c.spec.heads * c.spec.head_dim * pairs_of(p);
-    const double peak = exec.threads == threads_ ? peak_all_ : peak_ * exec.threads, rate = flop / times.median;
-    const bool whole = sgemm_.found && exec.threads == threads_ && !trivial;
-    fmt::print("{:<26} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7}\n", c.name, exec.threads, duration(times.median),
-               trivial ? "" : fmt::format("{:.1f}", rate / 1e9),
+    const double rate = flop / times[0].median, ratio = times.size() > 1 ? times[0].median / times[1].median : 0;
+    const bool whole = sgemm_.found && p.exec.threads == threads_ && !trivial && ratio == 0;
+    fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", c.name, p.exec.threads,
+               duration(times[0].median), trivial ? "" : fmt::format("{:.1f}", rate / 1e9),
                trivial ? "" : fmt::format("{:.1f} %", 100 * rate / peak),
                whole ? fmt::format("{:.2f}", rate / sgemm_.flops) : "",
-               c.must > 0 ? fmt::format("{:.0f} %", 100 * c.must) : "");
+               c.must > 0 ? fmt::format("{:.0f} %", 100 * c.must) : "", ratio > 0 ? fmt::format("{:.3f}", ratio) : "",
+               c.at_most > 0 ? fmt::format("{:.2f}", c.at_most) : "");
     std::fflush(stdout);
-    const auto micro = [](double seconds) { return Json(seconds * 1e6); };
-    const double floor = flop / peak;
+    add_row(p, times, trivial ? 0 : flop / peak, whole ? flop / sgemm_.flops : 0);
+  }
+
+  /// floor, sgemm: seconds, 0 = none.
+  void add_row(const Prepared& p, const std::vector<Times>& times, double floor, double sgemm) {
+    const auto micro = [](double seconds) { return seconds > 0 ? Json(seconds * 1e6) : Json(nullptr); };
+    const BenchCase& c = p.what;
+    const bool paired = times.size() > 1;
+    const double must = c.must > 0 ? floor / c.must : paired ? times[1].median * c.at_most : 0;
     json_["rows"].push_back({{"op", "paged_mqa_topk"},
                              {"case", c.name},
                              {"backend", backend()},
-                             {"arithmetic", arithmetic(exec.backend, c.spec.format, support::query_dtype(c.spec))},
-                             {"numerics", numerics_version(exec.backend, c.spec.format)},
+                             {"arithmetic", arithmetic(p.exec.backend, c.spec.format, support::query_dtype(c.spec))},
+                             {"numerics", numerics_version(p.exec.backend, c.spec.format)},
                              {"format", format_name(c.spec.format)},
                              {"heads", c.spec.heads},
                              {"head_dim", c.spec.head_dim},
-                             {"rows", p.count()},
+                             {"rows", p.problem.count()},
                              {"keys", c.spec.keys},
-                             {"next_n", 1},
+                             {"next_n", c.spec.next_n},
                              {"topk", c.topk},
                              {"page_size", c.spec.page_size},
                              {"pattern", support::pattern_name(c.spec.pattern)},
-                             {"threads", exec.threads},
+                             {"threads", p.exec.threads},
                              {"heat", nullptr},
                              {"graph", nullptr},
-                             {"median_us", micro(times.median)},
-                             {"min_us", micro(times.least)},
-                             {"floor_us", trivial ? Json(nullptr) : micro(floor)},
-                             {"fraction", trivial ? Json(nullptr) : Json(floor / times.median)},
-                             {"peer", whole ? Json("openblas sgemm " + sgemm_.core) : Json(nullptr)},
-                             {"peer_us", whole ? micro(flop / sgemm_.flops) : Json(nullptr)},
-                             {"must_us", c.must > 0 ? micro(floor / c.must) : Json(nullptr)},
+                             {"median_us", micro(times[0].median)},
+                             {"min_us", micro(times[0].least)},
+                             {"floor_us", micro(floor)},
+                             {"fraction", floor > 0 ? Json(floor / times[0].median) : Json(nullptr)},
+                             {"peer", paired      ? Json(c.against)
+                                      : sgemm > 0 ? Json("openblas sgemm " + sgemm_.core)
+                                                  : Json(nullptr)},
+                             {"peer_us", micro(paired ? times[1].median : sgemm)},
+                             {"must_us", micro(must)},
                              {"target_us", nullptr},
-                             {"workspace_bytes", bytes},
+                             {"workspace_bytes", p.exec.workspace_bytes},
                              {"rescans", nullptr},
                              {"util", nullptr}});
   }
@@ -174,7 +248,6 @@ class Bench {
   const Options& options_;
   int threads_ = 1;
   std::string isa_;
-  double peak_ = 0, peak_all_ = 0;
   Sgemm sgemm_;
   Json json_;
 };
@@ -187,7 +260,7 @@ void add_bench(CLI::App& app, Action& action) {
   bench->add_option("--suite", options->suite, "cpu: the CPU backend's table (default)");
   bench->add_option("--backend", options->backend, "time this backend instead of cpu");
   bench->add_option("--threads", options->threads, "threads (default: all)")->check(CLI::Range(1, 4096));
-  bench->add_option("--only", options->only, "only cases whose name contains this");
+  bench->add_option("--only", options->only, "only the case of this name; else those whose name contains it");
   bench->add_flag("--quick", options->quick, "smaller shapes: see that all runs");
   bench->add_option("--json", options->json, "also write the rows to this file");
   bench->add_option("--device", options->device, "name of this machine in the file");

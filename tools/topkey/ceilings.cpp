@@ -79,11 +79,11 @@ double flops_scalar() {
   return static_cast<double>(kSteps) / 16 * 8 * 2 / elapsed;
 }
 
-/// Sum over threads that all run `measure` at the same time; the best of several rounds.
+/// Sum over threads that all run `measure` at the same time; the best of `rounds`.
 template <class Measure>
-double together(int threads, const Measure& measure) {
+double together(int threads, int rounds, const Measure& measure) {
   double best = 0;
-  for (int round = 0; round < 5; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     std::vector<double> rates(static_cast<size_t>(threads));
     std::vector<std::thread> workers;
     for (int t = 0; t < threads; ++t) workers.emplace_back([&, t] { rates[static_cast<size_t>(t)] = measure(); });
@@ -100,8 +100,8 @@ using SgemmFunction = void (*)(int, int, int, int, int, int, float, const float*
 
 }  // namespace
 
-double fma_peak(const std::string& isa, int threads) {
-  return together(threads, [&] {
+double fma_peak(const std::string& isa, int threads, int rounds) {
+  return together(threads, rounds, [&] {
 #if defined(__x86_64__)
     if (isa.rfind("AVX3", 0) == 0) return flops_avx512();
     if (isa == "AVX2") return flops_avx2();
@@ -112,7 +112,7 @@ double fma_peak(const std::string& isa, int threads) {
 
 double copy_bandwidth(int threads) {
   constexpr size_t kBytes = size_t{256} << 20;
-  return together(threads, [] {
+  return together(threads, 5, [] {
     const std::vector<char> from(kBytes, 1);
     std::vector<char> to(kBytes, 2);
     const double start = now();

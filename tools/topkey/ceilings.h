@@ -10,7 +10,7 @@ namespace topkey::cli {
 
 /// FLOP/s of fused multiply-adds in registers, all threads at once, with the vectors of `isa` (Highway's name;
 /// others: scalar).
-double fma_peak(const std::string& isa, int threads);
+double fma_peak(const std::string& isa, int threads, int rounds = 5);
 /// Bytes/s of memcpy over 256 MiB a thread, bytes read plus bytes written.
 double copy_bandwidth(int threads);
 

@@ -26,7 +26,9 @@ struct Finding {
 std::vector<Finding> check_trace(const std::shared_ptr<const support::Trace>& trace,
                                  const std::vector<std::string>& backends, int64_t rows);
 
-/// Outputs of finished producers against a second formulation; empty for other operations (check_producers.cpp).
-std::vector<support::Report> check_producer(const support::CallArgs& args, const Exec& exec);
+/// Outputs of finished producers against a second formulation; empty for other operations (check_producers.cpp). The
+/// trace has what an operation that goes on from a state found there.
+std::vector<support::Report> check_producer(const support::CallArgs& args, const support::Trace& trace,
+                                            const Exec& exec);
 
 }  // namespace topkey::cli

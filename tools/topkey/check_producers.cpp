@@ -2,7 +2,8 @@
 //
 // Second ways to what the operations around the score write. Rows and slots: the formulas of their headers, written
 // again. store_k and quantize_k: both roads must lead to the same bytes. gather_k: the oracle's own reading of pages.
-// quantize_q in fp8: decoded values lie within half a code step of the input. Golden bytes of every rule are in tests/.
+// quantize_q: decoded values lie within half a code step of the input. pool_k, compress_k: a replay in double. Golden
+// bytes of every rule are in tests/.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "check_call.h"
 #include "support/array.h"
 #include "support/oracle.h"
+#include "support/oracle_pool.h"
 
 namespace topkey::cli {
 namespace {
@@ -99,9 +101,11 @@ std::string dense_bytes(const DenseKeys& keys, int64_t row, int64_t head_dim) {
 /// The same of a key at a slot of a cache.
 std::string cached_bytes(const KeyCache& cache, int64_t slot) {
   const PageLayout layout = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim);
-  const auto* page = reinterpret_cast<const char*>(support::element(cache.pages, slot / cache.page_size));
-  std::string bytes(page + layout.value_offset(slot % cache.page_size), static_cast<size_t>(layout.value));
-  return bytes.append(page + layout.scale_offset(slot % cache.page_size), static_cast<size_t>(layout.scale));
+  std::string bytes(static_cast<size_t>(layout.value + layout.scale), '\0');
+  auto* to = reinterpret_cast<uint8_t*>(bytes.data());
+  read_row(layout, support::element(cache.pages, slot / cache.page_size), slot % cache.page_size, to,
+           to + layout.value);
+  return bytes;
 }
 
 void expect_bytes(Report& report, const std::string& got, const std::string& want, int64_t row) {
@@ -120,10 +124,10 @@ struct DenseMemory {
   Array values, scales;
   DenseKeys keys;
   DenseMemory(KeyFormat format, int64_t rows, int64_t head_dim) {
-    const DType dtypes[] = {DType::f8_e4m3fn, DType::u8, DType::bf16, DType::f16, DType::f32, DType::u8};
+    const DType dtypes[] = {DType::f8_e4m3fn, DType::u8, DType::bf16, DType::f16, DType::f32, DType::u8, DType::u8};
     const DType dtype = dtypes[static_cast<size_t>(format)];
     values = Array(dtype, {rows, dtype == DType::u8 ? value_bytes(format, head_dim) : head_dim});
-    if (format == KeyFormat::fp8) scales = Array(DType::f32, {rows});
+    if (is_fp8(format)) scales = Array(DType::f32, {rows});
     if (format == KeyFormat::mxfp4) scales = Array(DType::u8, {rows, head_dim / 32});
     keys = {values.view(), scales.view(), format};
   }
@@ -192,20 +196,35 @@ Report check_gather(const GatherK& a) {
   return report;
 }
 
-/// fp8 without rope and Hadamard: code * s lies within half a step of x, where weights_out tells s.
+double query_code(const QuantizeQ& a, int64_t r, int64_t h, int64_t d) {
+  const uint8_t* codes = support::element(a.q_out, r, h);
+  if (a.format == KeyFormat::mxfp4)
+    return support::e2m1_value(static_cast<uint8_t>(d % 2 == 0 ? codes[d / 2] & 15 : codes[d / 2] >> 4));
+  return a.format == KeyFormat::fp8 ? support::e4m3_value(codes[d]) : support::e4m3fnuz_value(codes[d]);
+}
+
+/// Scale of one query head, or of one of its blocks of 32: fp8 hides it in weights_out. NaN where it cannot be told.
+double query_scale(const QuantizeQ& a, int64_t r, int64_t h, int64_t d) {
+  if (a.format == KeyFormat::mxfp4) return support::e8m0_value(support::element(a.q_scales_out, r, h)[d / 32]);
+  const double weight = support::float_at(a.weights, r, h);
+  return weight == 0 ? NAN : support::float_at(a.weights_out, r, h) / weight;
+}
+
+/// fp8, fp8_fnuz and mxfp4 without rope and Hadamard: code * s lies within half a step of x.
 Report check_query(const QuantizeQ& a) {
   Report report = named("decoded", a.q.shape[0]);
-  if (a.format != KeyFormat::fp8 || a.rope.dim != 0 || a.hadamard || a.softmax_scale != 0 || a.head_scale != 0)
+  const bool fp4 = a.format == KeyFormat::mxfp4;
+  if ((!fp4 && !is_fp8(a.format)) || a.rope.dim != 0 || a.hadamard || a.softmax_scale != 0 || a.head_scale != 0)
     return report;
+  // Half a step: of 3 fraction bits and a smallest code of 2^-9 or 2^-10; of 1 bit and 0.5.
+  const double relative = fp4 ? 0x1p-2 : 0x1p-4, smallest = fp4 ? 0.25 : 0x1p-10;
   for (int64_t i = 0; i < a.q.shape[0] * a.q.shape[1]; ++i) {
     const int64_t r = i / a.q.shape[1], h = i % a.q.shape[1];
-    const double weight = support::float_at(a.weights, r, h), s = support::float_at(a.weights_out, r, h) / weight;
-    if (weight == 0 || !std::isfinite(s)) continue;
     for (int64_t d = 0; d < a.q.shape[2]; ++d) {
-      const double x = support::float_at(a.q, r, h, d),
-                   got = support::e4m3_value(*support::element(a.q_out, r, h, d)) * s;
-      const double step =
-          std::max(std::abs(x) * 0x1p-4, s * 0x1p-10) * (1 + 0x1p-20);  // 3 fraction bits; smallest code 2^-9
+      const double s = query_scale(a, r, h, d);
+      if (!std::isfinite(s)) continue;
+      const double x = support::float_at(a.q, r, h, d), got = query_code(a, r, h, d) * s;
+      const double step = std::max(std::abs(x) * relative, s * smallest) * (1 + 0x1p-20);
       ++report.compared;
       report.worst = std::max(report.worst, std::abs(got - x) / step);
       if (std::abs(got - x) <= step) continue;
@@ -216,15 +235,33 @@ Report check_query(const QuantizeQ& a) {
   return report;
 }
 
+/// The trace's own tensor, as the call found it; absent where it has none.
+Array state_of(const support::Trace& trace, const char* name) {
+  const support::TraceTensor* found = trace.find(name);
+  if (found == nullptr) return {};
+  const Tensor from = support::view(*found, name);
+  const Array copy = from.ndim == 4 ? Array(from.dtype, {from.shape[0], from.shape[1], from.shape[2], from.shape[3]})
+                                    : Array(from.dtype, {from.shape[0], from.shape[1], from.shape[2]});
+  std::copy_n(found->bytes.data(), found->bytes.size(), reinterpret_cast<std::byte*>(copy.as<uint8_t>()));
+  return copy;
+}
+
 }  // namespace
 
-std::vector<Report> check_producer(const support::CallArgs& args, const Exec& exec) {
+std::vector<Report> check_producer(const support::CallArgs& args, const support::Trace& trace, const Exec& exec) {
   if (const auto* a = std::get_if<ExpandRows>(&args)) return {check_rows(*a)};
   if (const auto* a = std::get_if<ToSlots>(&args)) return {check_slots(*a)};
   if (const auto* a = std::get_if<StoreK>(&args)) return {check_store(*a, exec)};
   if (const auto* a = std::get_if<QuantizeK>(&args)) return {check_dense(*a, exec)};
   if (const auto* a = std::get_if<GatherK>(&args)) return {check_gather(*a)};
   if (const auto* a = std::get_if<QuantizeQ>(&args)) return {check_query(*a)};
+  if (const auto* a = std::get_if<PoolK>(&args)) {
+    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "tail")))};
+  }
+  if (const auto* a = std::get_if<CompressK>(&args)) {
+    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "state")))};
+  }
+  if (const auto* a = std::get_if<ExpandPools>(&args)) return {support::compare_expansion(*a, a->pools)};
   return {};
 }
 

@@ -19,8 +19,8 @@ namespace topkey::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,
-                                  KeyFormat::f16, KeyFormat::f32,   KeyFormat::q8_0};
+constexpr KeyFormat kFormats[] = {KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16,    KeyFormat::f16,
+                                  KeyFormat::f32, KeyFormat::q8_0,  KeyFormat::fp8_fnuz};
 
 struct Cell {
   std::string op, format;
@@ -47,7 +47,8 @@ std::string compiler() {
 }
 
 bool has_format(const std::string& op) {
-  return op.find("mqa") != std::string::npos || op.find("quantize") == 0 || op == "store_k" || op == "gather_k";
+  return op.find("mqa") != std::string::npos || op.find("quantize") == 0 || op == "store_k" || op == "gather_k" ||
+         op == "pool_k" || op == "compress_k";
 }
 
 std::shared_ptr<const support::Trace> tiny_trace(const std::string& op, KeyFormat format) {
@@ -90,7 +91,7 @@ std::vector<Cell> matrix(const std::string& backend) {
 
 void print_matrix(const std::string& backend, const std::vector<Cell>& cells) {
   fmt::print("\n{}: each cell was run just now\n  {:<18}", backend, "operation");
-  for (const KeyFormat format : kFormats) fmt::print("{:<7}", format_name(format));
+  for (const KeyFormat format : kFormats) fmt::print("{:<9}", format_name(format));
   std::vector<std::string> reasons;
   std::string op;
   for (const Cell& cell : cells) {
@@ -101,7 +102,7 @@ void print_matrix(const std::string& backend, const std::vector<Cell>& cells) {
       word = fmt::format("({})", place - reasons.begin() + 1);
       if (place == reasons.end()) reasons.push_back(cell.reason);
     }
-    fmt::print("{:<7}", cell.format == "any" ? word + ", knows no format" : word);
+    fmt::print("{:<9}", cell.format == "any" ? word + ", knows no format" : word);
   }
   fmt::print("\n");
   for (size_t i = 0; i < reasons.size(); ++i) fmt::print("  ({}) {}\n", i + 1, reasons[i]);

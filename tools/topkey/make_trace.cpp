@@ -15,7 +15,7 @@ namespace topkey::cli {
 namespace {
 
 struct Options {
-  std::string output, format = "fp8", pattern = "normal", scale = "ue8m0", windows = "causal";
+  std::string output, format = "fp8", pattern = "normal", scale = "ue8m0", windows = "causal", layout = "planar";
   Sample sample;
   bool expected = false;
 };
@@ -37,11 +37,21 @@ void check(const support::ProblemSpec& spec) {
   if (values > kLimit / 16) throw Failure("make-trace: this would be more than 4 GB of data on the way");
   if (spec.exact && (spec.heads > 128 || spec.head_dim > 128))
     throw Failure("make-trace: exact inputs have at most 128 heads and 128 dims");
-  if (spec.scale == ScaleRule::f32 && spec.format != KeyFormat::fp8)
-    throw Failure("make-trace: scale f32 is for fp8 keys");
+  if (spec.scale == ScaleRule::f32 && !is_fp8(spec.format))
+    throw Failure("make-trace: scale f32 is for fp8 and fp8_fnuz keys");
   if (spec.head_dim % dim_multiple(spec.format) != 0) {
     throw Failure(fmt::format("make-trace: head-dim must be a multiple of {} for {}, got {}", dim_multiple(spec.format),
                               format_name(spec.format), spec.head_dim));
+  }
+  const int64_t tile = tile_rows(spec.layout);
+  if (tile == 0) return;
+  const bool suits = spec.format == KeyFormat::mxfp4 ? spec.head_dim == 128
+                                                     : is_fp8(spec.format) && tile == 16 && spec.head_dim % 16 == 0;
+  if (!suits || spec.page_size % tile != 0) {
+    throw Failure(
+        fmt::format("make-trace: layout {} is for fp8 and fp8_fnuz (tiled16, head-dim a multiple of 16) or mxfp4 "
+                    "(head-dim 128), with page-size a multiple of {}",
+                    layout_name(spec.layout), tile));
   }
 }
 
@@ -66,6 +76,7 @@ Exit make(Options& options) {
     throw Failure(fmt::format("make-trace: pattern must be one of {}; got {}", names, support::shown(options.pattern)));
   }
   spec.scale = by_name<ScaleRule>(options.scale, {"ue8m0", "f32"}, "scale");
+  spec.layout = by_name<Layout>(options.layout, {"planar", "interleaved", "tiled16", "tiled32", "tiled64"}, "layout");
   spec.windows = by_name<support::Windows>(options.windows, {"full", "causal", "random", "wild"}, "windows");
   spec.length_not_end = spec.windows != support::Windows::full;
   if (spec.next_n > 1) {
@@ -103,7 +114,7 @@ void add_make_trace(CLI::App& app, Action& action) {
   const auto positive = CLI::Range(1, INT32_MAX);
   sub->add_option("-o,--output", options->output, "The file")->required();
   sub->add_option("--op", sample.op, "Operation")->capture_default_str();
-  sub->add_option("--format", options->format, "fp8, mxfp4, bf16, f16, f32, q8_0")->capture_default_str();
+  sub->add_option("--format", options->format, "fp8, mxfp4, bf16, f16, f32, q8_0, fp8_fnuz")->capture_default_str();
   sub->add_option("--heads", spec.heads, "H")->check(positive)->capture_default_str();
   sub->add_option("--head-dim", spec.head_dim, "D")->check(positive)->capture_default_str();
   sub->add_option("--rows", spec.rows, "Query rows")->check(positive)->capture_default_str();
@@ -111,6 +122,8 @@ void add_make_trace(CLI::App& app, Action& action) {
   sub->add_option("--topk", sample.topk, "Positions a row")->check(positive)->capture_default_str();
   sub->add_option("--requests", spec.requests, "Requests (paged)")->check(positive)->capture_default_str();
   sub->add_option("--page-size", spec.page_size, "Key rows a page (paged)")->check(positive)->capture_default_str();
+  sub->add_option("--layout", options->layout, "Of a page (paged): planar, interleaved, tiled16, tiled32, tiled64")
+      ->capture_default_str();
   sub->add_option("--page-stride", spec.page_stride, "Bytes from page to page (paged; 0: side by side)")
       ->check(CLI::Range(0, INT32_MAX))
       ->capture_default_str();
@@ -120,7 +133,7 @@ void add_make_trace(CLI::App& app, Action& action) {
   sub->add_option("--pattern", options->pattern,
                   "What the scores look like: normal, relu_plateau, ties_at_cut, nans, ...")
       ->capture_default_str();
-  sub->add_option("--scale", options->scale, "fp8 key scale: ue8m0 or f32")->capture_default_str();
+  sub->add_option("--scale", options->scale, "fp8 and fp8_fnuz key scale: ue8m0 or f32")->capture_default_str();
   sub->add_option("--windows", options->windows, "What rows see: full, causal, random, wild")->capture_default_str();
   sub->add_option("--seed", spec.seed, "Seed")->capture_default_str();
   sub->add_flag("--exact", spec.exact, "Inputs on which every backend must agree bit for bit");

@@ -72,16 +72,14 @@ std::vector<int64_t> slots_of(const PagedKeys& keys, const Tensor& vectors, cons
 /// Whether the keys at `slots` have the same bytes in both caches; pages may hold more than them.
 bool same_keys(const KeyCache& a, const KeyCache& b, const std::vector<int64_t>& slots) {
   const PageLayout layout = page_layout(a.format, a.layout, a.page_size, a.head_dim);
-  return std::all_of(slots.begin(), slots.end(), [&](int64_t slot) {
-    if (slot < 0) return true;
-    const int64_t page = slot / a.page_size, row = slot % a.page_size;
-    const auto* x = static_cast<const std::byte*>(a.pages.data) + page * a.pages.stride[0];
-    const auto* y = static_cast<const std::byte*>(b.pages.data) + page * b.pages.stride[0];
-    return std::memcmp(x + layout.value_offset(row), y + layout.value_offset(row), static_cast<size_t>(layout.value)) ==
-               0 &&
-           std::memcmp(x + layout.scale_offset(row), y + layout.scale_offset(row), static_cast<size_t>(layout.scale)) ==
-               0;
-  });
+  const auto key = [&](const KeyCache& cache, int64_t slot) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(layout.value + layout.scale));
+    read_row(layout, support::element(cache.pages, slot / a.page_size), slot % a.page_size, bytes.data(),
+             bytes.data() + layout.value);
+    return bytes;
+  };
+  return std::all_of(slots.begin(), slots.end(),
+                     [&](int64_t slot) { return slot < 0 || key(a, slot) == key(b, slot); });
 }
 
 Stage store_keys(const PagedKeys& keys, const Vectors& vectors, const std::vector<Window>& windows, ScaleRule scale,

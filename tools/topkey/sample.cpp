@@ -126,6 +126,8 @@ support::CallArgs args_of(const Sample& sample, const Problem& p, const Options&
 }  // namespace
 
 support::Trace make_sample(const Sample& sample) {
+  if (sample.op == "pool_k" || sample.op == "compress_k" || sample.op == "expand_pools")
+    return make_pool_sample(sample);
   if (!scores_keys(sample.op)) return make_stage_sample(sample);
   support::ProblemSpec spec = sample.spec;
   spec.paged = sample.op.rfind("paged", 0) == 0;

@@ -25,6 +25,8 @@ struct Sample {
 support::Trace make_sample(const Sample& sample);
 /// Those of the operations that score nothing (sample_stages.cpp).
 support::Trace make_stage_sample(const Sample& sample);
+/// Those of pool_k, compress_k and expand_pools (sample_pools.cpp).
+support::Trace make_pool_sample(const Sample& sample);
 
 /// Random arguments for check: geometry, pattern and options from the seed.
 Sample random_sample(const std::string& op, uint64_t seed);

@@ -174,6 +174,7 @@ void producer(const Sample& sample, Random& random, Trace& trace) {
   for (int64_t& slot : slots) slot = sample.options && random.chance(0.1) ? -1 : slot;
   trace.tensors["slot_mapping"] = tensor_of("I64", {spec.keys}, slots);
   set(trace, "page_size", spec.page_size), set(trace, "head_dim", spec.head_dim), set(trace, "pages", pages);
+  if (spec.layout != Layout::planar) trace.metadata["layout"] = layout_name(spec.layout);
 }
 
 void gather(const Sample& sample, Trace& trace) {
@@ -203,6 +204,19 @@ Trace make_stage_sample(const Sample& sample) {
   return trace;
 }
 
+namespace {
+
+/// Tiled pages, where the format has them.
+void tile(Random& random, support::ProblemSpec& spec) {
+  const bool fp4 = spec.format == KeyFormat::mxfp4;
+  if (fp4 ? spec.head_dim != 128 : !is_fp8(spec.format) || spec.head_dim % 16 != 0) return;
+  const Layout layouts[] = {Layout::tiled16, Layout::tiled32, Layout::tiled64};
+  spec.layout = layouts[fp4 ? random.below(3) : 0];
+  spec.page_size = static_cast<int32_t>(tile_rows(spec.layout) * random.between(1, 3));
+}
+
+}  // namespace
+
 Sample random_sample(const std::string& op, uint64_t seed) {
   Random random(seed * 11 + 1);
   const auto pick = [&](auto... values) {
@@ -214,7 +228,7 @@ Sample random_sample(const std::string& op, uint64_t seed) {
   sample.options = true;
   support::ProblemSpec& spec = sample.spec;
   spec.seed = seed;
-  spec.format = static_cast<KeyFormat>(random.below(6));
+  spec.format = static_cast<KeyFormat>(random.below(7));
   const int64_t step = dim_multiple(spec.format);
   spec.head_dim = static_cast<int32_t>(step == 1 ? pick(1, 4, 20, 32, 64, 64, 128, 128) : pick(32, 64, 96, 128));
   spec.heads = static_cast<int32_t>(pick(1, 3, 4, 8, 32, 64));
@@ -223,7 +237,7 @@ Sample random_sample(const std::string& op, uint64_t seed) {
   spec.pattern = random.chance(0.4) ? support::Pattern::normal
                                     : static_cast<support::Pattern>(random.below(support::kNumPatterns));
   spec.exact = random.chance(0.5);
-  spec.scale = spec.format == KeyFormat::fp8 && random.chance(0.5) ? ScaleRule::f32 : ScaleRule::ue8m0;
+  spec.scale = is_fp8(spec.format) && random.chance(0.5) ? ScaleRule::f32 : ScaleRule::ue8m0;
   spec.windows = static_cast<support::Windows>(random.below(4));
   spec.length_not_end = random.chance(0.3);
   spec.requests = static_cast<int32_t>(random.between(1, 4));
@@ -232,6 +246,7 @@ Sample random_sample(const std::string& op, uint64_t seed) {
   if (spec.addressing == support::Addressing::next_n) spec.next_n = static_cast<int32_t>(random.between(1, 3));
   spec.table_per_row = random.chance(0.2);
   spec.layout = random.chance(0.3) ? Layout::interleaved : Layout::planar;
+  if (random.chance(0.25)) tile(random, spec);
   sample.topk = static_cast<int32_t>(std::min<int64_t>(pick(1, 7, 64, 300), spec.keys + 5));
   return sample;
 }

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The portable CUDA backend's row of the table: every operation on GPUs from compute capability 8.0 on.
+#include "backend_table.h"
+#include "cuda/launch.h"
+#include "cuda/stages.h"
+#include "cuda/workspace.h"
+
+namespace topkey::cuda {
+namespace {
+
+constexpr int64_t kMaxScoredDim = 256, kMaxProducedDim = 16384;
+
+// Operations that it does not have yet.
+constexpr void (*pool_k)(const PoolK&, const Exec&) = nullptr;
+constexpr void (*compress_k)(const CompressK&, const Exec&) = nullptr;
+constexpr void (*expand_pools)(const ExpandPools&, const Exec&) = nullptr;
+
+/// Of its key formats, those that run on tensor cores.
+bool on_tensor_cores(KeyFormat format, DType q) {
+  return format == KeyFormat::fp8 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+         (format == KeyFormat::f16 && q == DType::f16);
+}
+
+bool has_format(KeyFormat format) { return format != KeyFormat::mxfp4 && format != KeyFormat::fp8_fnuz; }
+
+bool produces(Op op) { return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k; }
+
+const char* why_not(Op op, const Shape& shape) {
+  if (op == Op::pool_k || op == Op::compress_k || op == Op::expand_pools) return "it does not have this operation yet";
+  if (shape.format == KeyFormat::mxfp4) return "it does not have mxfp4 keys yet";
+  if (shape.format == KeyFormat::fp8_fnuz) return "it does not have fp8_fnuz keys, which are those of AMD caches";
+  if (shape.whole)
+    return "it does not have starts, candidates, forced keys and blocks under a shard, or their merge, yet";
+  if (shape.tiled) return "it does not have tiled pages, which are those of AMD caches";
+  if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) && shape.head_dim > kMaxScoredDim) {
+    return "on tensor cores it takes head_dim 256 at most";
+  }
+  if (produces(op) && shape.head_dim > kMaxProducedDim) return "it makes codes of head_dim 16384 at most";
+  return nullptr;
+}
+
+const char* arithmetic(KeyFormat format, DType q) {
+  if (!has_format(format)) return nullptr;
+  if (!on_tensor_cores(format, q)) return "f32";
+  return format == KeyFormat::f16 ? "f16mma" : "bf16mma";
+}
+constexpr const char* kStrategies[] = {"radix", nullptr};
+int32_t numerics(KeyFormat format) { return has_format(format) ? 1 : 0; }
+
+size_t workspace_bytes(Op op, const Shape& shape) {
+  switch (op) {
+    case Op::mqa_logits:
+    case Op::paged_mqa_logits:
+    case Op::topk:
+    case Op::select_blocks:
+    case Op::mqa_topk:
+    case Op::paged_mqa_topk:
+    case Op::merge_topk: return room_bytes(op, shape);
+    default: return 0;
+  }
+}
+
+}  // namespace
+
+constinit const Backend kPortable = {.name = "cuda.portable",
+                                     .device = Device::cuda,
+                                     .one_thread = true,
+                                     .unusable = machine_problem,
+                                     .detail = machine_detail,
+                                     .why_not = why_not,
+                                     .arithmetic = arithmetic,
+                                     .strategies = kStrategies,
+                                     .numerics = numerics,
+                                     .workspace_bytes = workspace_bytes,
+                                     .prepare = prepare,
+                                     .clear_rows = clear_rows,
+#define X(op, Args) .op = op,
+                                     TOPKEY_OPERATIONS(X)
+#undef X
+};
+
+}  // namespace topkey::cuda

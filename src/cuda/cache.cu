@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `cache`: key rows into pages and out of them, a warp a row.
+#include "cuda/check.h"
+#include "cuda/keys.h"
+#include "cuda/launch.h"
+#include "cuda/producer.h"
+#include "cuda/stages.h"
+
+namespace topkey::cuda {
+namespace {
+
+struct RowBytes {
+  uint8_t *values, *scale;
+};
+struct StoreJob {
+  StoreK a;
+  Recipe recipe;
+  PageLayout layout;
+  bool ready;  ///< codes are given
+  uint64_t* stats;
+};
+struct GatherJob {
+  GatherK a;
+  KeySource keys;
+  PageLayout layout;
+  uint64_t* stats;
+};
+
+/// Bytes of row `row` of dense keys of this layout.
+__device__ RowBytes dense_row(const Tensor& values, const Tensor& scales, const PageLayout& layout, int64_t row) {
+  const int64_t element_bytes = layout.value / values.shape[1];
+  uint8_t* scale = scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(scales, row)) : nullptr;
+  return {static_cast<uint8_t*>(values.data) + row * values.stride[0] * element_bytes, scale};
+}
+
+__device__ void copy_bytes(uint8_t* to, const uint8_t* from, int64_t bytes) {
+  const uint64_t both = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from);
+  const int64_t words = both % 4 == 0 ? bytes / 4 : 0;
+  for (int64_t i = lane_id(); i < words; i += 32)
+    reinterpret_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
+  for (int64_t i = words * 4 + lane_id(); i < bytes; i += 32) to[i] = from[i];
+}
+__device__ void copy_row(const RowBytes& to, const uint8_t* values, const uint8_t* scale, const PageLayout& layout) {
+  copy_bytes(to.values, values, layout.value);
+  if (layout.scale > 0) copy_bytes(to.scale, scale, layout.scale);
+}
+
+/// A key that scores NaN for every query: what stands where no key can be read.
+__device__ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
+  for (int64_t i = lane_id(); i < layout.value; i += 32) {
+    uint32_t byte = 0x7F;  // fp8
+    if (format == KeyFormat::bf16) byte = i % 2 == 0 ? 0xC0 : 0x7F;
+    if (format == KeyFormat::f16) byte = i % 2 == 0 ? 0x00 : 0x7E;
+    if (format == KeyFormat::f32) byte = kCanonicalNan >> (8 * (i % 4)) & 0xFF;
+    if (format == KeyFormat::q8_0) byte = i % 34 == 1 ? 0x7E : 0x00;
+    to.values[i] = static_cast<uint8_t>(byte);
+  }
+  if (format == KeyFormat::fp8 && lane_id() == 0) store_word(to.scale, kCanonicalNan);
+}
+
+/// True if a later row has the same slot: of equal slots the last row is stored, whole.
+__device__ bool comes_again(const Tensor& slots, int64_t row, int64_t rows, int64_t slot) {
+  for (int64_t base = row + 1; base < rows; base += 32) {
+    const int64_t i = base + lane_id();
+    if (__any_sync(kWarp, i < rows && integer(slots, i) == slot)) return true;
+  }
+  return false;
+}
+
+__global__ void store_rows(const __grid_constant__ StoreJob job) {
+  extern __shared__ float memory[];
+  const StoreK& a = job.a;
+  const int dim = job.recipe.head_dim, warps = blockDim.x / 32;
+  float* x = memory + threadIdx.x / 32 * dim;
+  const int64_t rows = a.slot_mapping.shape[0], slots = a.cache.pages.shape[0] * a.cache.page_size;
+  for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * warps) {
+    const int64_t slot = integer(a.slot_mapping, row);
+    if (lane_id() == 0) count(job.stats, kSkippedSlots, slot >= slots);
+    if (slot < 0 || slot >= slots) continue;
+    const int64_t offset = slot % a.cache.page_size;
+    uint8_t* page = static_cast<uint8_t*>(a.cache.pages.data) + slot / a.cache.page_size * a.cache.pages.stride[0];
+    const RowBytes to{page + offset * job.layout.value_step,
+                      page + job.layout.scale_base + offset * job.layout.scale_step};
+    const bool again = comes_again(a.slot_mapping, row, rows, slot);
+    if (job.ready) {
+      const RowBytes from = dense_row(a.k, a.k_scales, job.layout, row);
+      if (!again) copy_row(to, from.values, from.scale, job.layout);
+      continue;
+    }
+    for (int d = lane_id(); d < dim; d += 32) x[d] = real(a.k, row, d);
+    __syncwarp();
+    const bool wild = transform(job.recipe, row, x);
+    if (lane_id() == 0) count(job.stats, kSkippedPages, wild);
+    if (!again) quantize_row(job.recipe, x, to.values, to.scale);
+    __syncwarp();
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
+}
+
+/// Rows past `total` are not written, but counted.
+__device__ void count_gathered(const GatherJob& job, int64_t requests) {
+  for (int64_t b = threadIdx.x; b < requests; b += blockDim.x) {
+    const int64_t first = max(0ll, static_cast<long long>(integer(job.a.indptr, b))),
+                  last = integer(job.a.indptr, b + 1);
+    const int64_t past = first > job.a.total ? first : job.a.total;
+    if (last > past) count(job.stats, kSkippedPages, static_cast<uint64_t>(last - past));
+  }
+  if (threadIdx.x != 0 || requests <= 0) return;
+  const int64_t rows = integer(job.a.indptr, requests);
+  count(job.stats, kRows, static_cast<uint64_t>(rows < 0 ? 0 : rows > job.a.total ? job.a.total : rows));
+}
+
+__global__ __launch_bounds__(128) void gather_rows(const __grid_constant__ GatherJob job) {
+  const int64_t requests = job.a.indptr.shape[0] - 1;
+  for (int64_t i = int64_t{blockIdx.x} * 4 + threadIdx.x / 32; i < job.a.total; i += int64_t{gridDim.x} * 4) {
+    const int64_t request = request_in(job.a.indptr, i);
+    if (request < 0) continue;
+    const int64_t position = i - max(0ll, static_cast<long long>(integer(job.a.indptr, request)));
+    KeyBytes from{nullptr, nullptr};
+    if (position < job.keys.count) from = find_key(job.keys, static_cast<int32_t>(request), position);
+    const RowBytes to = dense_row(job.a.out.values, job.a.out.scales, job.layout, i);
+    if (from.values == nullptr) {
+      nan_row(to, job.a.out.format, job.layout);
+      if (lane_id() == 0) count(job.stats, kSkippedPages, 1);
+    } else {
+      copy_row(to, from.values, from.scale, job.layout);
+    }
+  }
+  if (blockIdx.x == 0) count_gathered(job, requests);
+}
+
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_rows), static_cast<int>(kMaxProducerDim) * 4},
+                                {reinterpret_cast<const void*>(&gather_rows), 0}};
+
+}  // namespace
+
+KernelList cache_kernels() { return {kEntries, 2}; }
+
+void store_k(const StoreK& a, const Exec& exec) {
+  const int64_t rows = a.slot_mapping.shape[0], dim = a.cache.head_dim;
+  if (rows == 0) return;
+  const Launch launch("store_k", exec);
+  const bool ready = a.k_scales.data != nullptr || a.k.dtype == DType::u8;
+  StoreJob job{a, {}, page_layout(a.cache.format, a.cache.layout, a.cache.page_size, dim), ready, exec.stats};
+  Recipe& r = job.recipe;
+  r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
+  r.input = a.k.dtype;
+  r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.cache.format;
+  r.head_dim = static_cast<int32_t>(dim);
+  const int warps = warps_for(dim);
+  store_rows<<<launch.blocks((rows + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(job);
+  TOPKEY_CUDA_LAUNCHED("store_k");
+}
+
+void gather_k(const GatherK& a, const Exec& exec) {
+  const Launch launch("gather_k", exec);
+  const KeyCache& cache = a.keys.cache;
+  const GatherJob job{a, source_of(a.keys), page_layout(a.out.format, cache.layout, cache.page_size, cache.head_dim),
+                      exec.stats};
+  gather_rows<<<launch.blocks((a.total + 3) / 4, 8), 128, 0, launch.stream()>>>(job);
+  TOPKEY_CUDA_LAUNCHED("gather_k");
+}
+
+}  // namespace topkey::cuda

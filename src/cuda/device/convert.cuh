@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Codes to the tensor core's 16-bit operands, exactly: four consecutive elements of a row at a time. A new format is one
+// more struct here (its scales inside the operand where they are powers of two) and a line in score.cu.
+#pragma once
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/view.cuh"
+
+namespace topkey::cuda {
+
+/// Elements d .. d+1 and d+2 .. d+3 as two pairs.
+struct Four {
+  uint32_t low, high;
+};
+
+/// 4 bytes at any address.
+__device__ __forceinline__ uint32_t load_word(const uint8_t* at, bool words) {
+  if (words) return *reinterpret_cast<const uint32_t*>(at);
+  return at[0] | static_cast<uint32_t>(at[1]) << 8 | static_cast<uint32_t>(at[2]) << 16 |
+         static_cast<uint32_t>(at[3]) << 24;
+}
+
+struct Fp8Codes {
+  static constexpr bool kHalf = false, kOuterScale = true;
+  static constexpr int kBytes = 1;  ///< of an element
+  /// bf16 has e4m3's fraction and a wider exponent: the code's bits, shifted, are its value times 2^-120, subnormals
+  /// included; one exact product puts that right. Code 0x7F (NaN) would come out as 480: has_nan finds it.
+  __device__ static Four convert(uint32_t word) {
+    constexpr uint32_t kTwoTo120 = 0x7B807B80u;
+    const uint32_t low = __byte_perm(word, 0, 0x1404), high = __byte_perm(word, 0, 0x3424);
+    return {mul_bf16x2(((low >> 4) & 0x07F007F0u) | (low & 0x80008000u), kTwoTo120),
+            mul_bf16x2(((high >> 4) & 0x07F007F0u) | (high & 0x80008000u), kTwoTo120)};
+  }
+  __device__ static bool has_nan(uint32_t word) { return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0; }
+  /// What four elements are in memory, 4-byte aligned; and what that is as an operand. Apart, so that many reads are
+  /// under way before the first is looked at.
+  __device__ static Four read(const uint8_t* row, int d) {
+    return {__ldg(reinterpret_cast<const uint32_t*>(row + d)), 0};
+  }
+  __device__ static Four operand(Four f, bool& nan) {
+    nan |= has_nan(f.low);
+    return convert(f.low);
+  }
+  /// The same where the row may end within the four: `left` elements from d on.
+  __device__ static Four load_part(const uint8_t* row, int d, int left, bool& nan) {
+    uint32_t word = 0;
+    for (int i = 0; i < left && i < 4; ++i) word |= static_cast<uint32_t>(row[d + i]) << (8 * i);
+    nan |= has_nan(word);
+    return convert(word);
+  }
+};
+
+/// Four elements of a query from d on, as an operand; NaN codes as NaN. Elements past `left` are 0.
+template <class Codes>
+__device__ __forceinline__ Four query_operand(const uint8_t* row, int d, int left) {
+  bool nan = false;
+  const uint8_t* at = row + Codes::kBytes * d;
+  const bool words = left >= 4 && reinterpret_cast<uint64_t>(at) % 4 == 0;
+  const Four f = words ? Codes::operand(Codes::read(row, d), nan) : Codes::load_part(row, d, left, nan);
+  if (!nan) return f;
+  uint32_t h[4];
+  for (int i = 0; i < 4; ++i) {
+    const bool own = i < left && (at[i] & 0x7F) == 0x7F;
+    h[i] = own ? 0x7FC0u : ((i < 2 ? f.low : f.high) >> (16 * (i & 1)) & 0xFFFFu);
+  }
+  return {h[0] | h[1] << 16, h[2] | h[3] << 16};
+}
+
+/// bf16 or f16 as they are.
+template <bool kF16>
+struct PlainCodes {
+  static constexpr bool kHalf = kF16, kOuterScale = false;
+  static constexpr int kBytes = 2;
+  __device__ static Four read(const uint8_t* row, int d) {
+    const uint32_t* at = reinterpret_cast<const uint32_t*>(row + 2 * d);
+    return {__ldg(at), __ldg(at + 1)};
+  }
+  __device__ static Four operand(Four f, bool&) { return f; }
+  __device__ static Four load_part(const uint8_t* row, int d, int left, bool&) {
+    uint32_t h[2] = {0, 0};
+    for (int i = 0; i < 2 * left && i < 8; ++i) h[i / 4] |= static_cast<uint32_t>(row[2 * d + i]) << (8 * (i % 4));
+    return {h[0], h[1]};
+  }
+};
+
+}  // namespace topkey::cuda

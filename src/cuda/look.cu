@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// What is known of each row before its keys are scored: window, reachable positions, candidate blocks sorted and without
+// repeats, live keys. One thread block a row; wild values are counted here and nowhere else.
+#include "cuda/check.h"
+#include "cuda/device/select.cuh"
+#include "cuda/search_parts.h"
+#include "cuda/stages.h"
+
+namespace topkey::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kSharedIds = 8192;
+
+struct Kernel {
+  LookParams p;
+  Group group;
+};
+
+struct Shared {
+  uint32_t warps[32];
+  uint32_t last_id, kept;
+  unsigned long long skipped, live, first_id;
+};
+
+__device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+__device__ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/// Bitonic sort of ids, in shared memory where they fit.
+__device__ void sort_ids(int32_t* ids, uint32_t size, int32_t* shared) {
+  int32_t* at = size <= kSharedIds ? shared : ids;
+  for (uint32_t i = threadIdx.x; at != ids && i < size; i += blockDim.x) at[i] = ids[i];
+  __syncthreads();
+  for (uint32_t width = 2; width <= size; width *= 2) {
+    for (uint32_t step = width / 2; step > 0; step /= 2) {
+      for (uint32_t pair = threadIdx.x; pair < size / 2; pair += blockDim.x) {
+        const uint32_t low = pair / step * (step * 2) + pair % step, high = low + step;
+        const bool up = (low & width) == 0;
+        const int32_t a = at[low], b = at[high];
+        if ((a > b) == up) at[low] = b, at[high] = a;
+      }
+      __syncthreads();
+    }
+  }
+  for (uint32_t i = threadIdx.x; at != ids && i < size; i += blockDim.x) ids[i] = at[i];
+  __syncthreads();
+}
+
+/// Sorts the row's candidates, drops repeats, wild ids and blocks without a reachable key, in place. Counts what the
+/// tables cannot reach.
+__device__ void keep_blocks(const LookParams& p, int64_t row, int32_t* ids, RowFact& f, int32_t* sort, Shared& s) {
+  const Tensor& given = p.admit.candidates;
+  const int64_t block = p.admit.candidate_block_size;
+  const uint32_t size = static_cast<uint32_t>(p.id_stride);
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const int32_t id = i < given.shape[1] ? *element<int32_t>(given, row, i) : -1;
+    ids[i] = id < 0 || f.start + id * block >= f.end ? INT32_MAX : id;
+  }
+  __syncthreads();
+  sort_ids(ids, size, sort);
+  uint32_t kept = 0;
+  unsigned long long skipped = 0;
+  if (threadIdx.x == 0) s.last_id = UINT32_MAX;
+  __syncthreads();
+  for (uint32_t base = 0; base < size; base += blockDim.x) {
+    const uint32_t i = base + threadIdx.x;
+    const int32_t id = i < size ? ids[i] : INT32_MAX;
+    const int64_t before = i == base ? s.last_id : i < size ? ids[i - 1] : 0;
+    const int64_t first = f.start + id * block, last = least(first + block, f.end);
+    const bool own = id != INT32_MAX && id != before;
+    const int64_t cut_first = most(first, f.low), cut_last = least(last, f.high);
+    const int64_t reached = own && cut_first < cut_last ? cut_last - cut_first : 0;
+    if (own) skipped += static_cast<unsigned long long>(last - first - reached);
+    uint32_t total = 0;
+    const uint32_t at = kept + block_scan(reached > 0, s.warps, &total);  // barriers: all ids of the round are read
+    if (threadIdx.x == blockDim.x - 1) s.last_id = static_cast<uint32_t>(id);
+    if (reached > 0) ids[at] = id;
+    kept += total;
+    __syncthreads();
+  }
+  if (skipped != 0) atomicAdd(&s.skipped, skipped);
+  f.blocks = kept;
+  if (kept == 0) return;
+  const int64_t first = f.start + int64_t{ids[0]} * block, end = f.start + (int64_t{ids[kept - 1]} + 1) * block;
+  f.lead = static_cast<uint32_t>(most(f.low - first, 0));
+  f.n = static_cast<uint32_t>(kept * block - f.lead - most(end - f.high, 0));
+}
+
+/// Keys of [first, last) whose page can be read, added up by one thread.
+__device__ int64_t readable(const KeySource& k, int32_t table_row, int64_t first, int64_t last) {
+  int64_t found = 0;
+  for (int64_t at = first; at < last;) {
+    const int64_t next = least((at / k.page_size + 1) * k.page_size, last);
+    if (page_of(k, table_row, at) >= 0) found += next - at;
+    at = next;
+  }
+  return found;
+}
+
+/// Live keys and those whose page id is wild.
+__device__ void count_live(const LookParams& p, int64_t row, const int32_t* ids, const RowFact& f, Shared& s) {
+  const uint32_t block = static_cast<uint32_t>(p.admit.candidate_block_size);
+  long long live = 0, skipped = 0;
+  if (p.admit.mask.data != nullptr) {
+    for (uint32_t i = threadIdx.x; i < f.n; i += blockDim.x) {
+      float addend;
+      live += !masked(p.admit.mask, row, position_of(f, ids, block, i), &addend);
+    }
+  } else if (!p.keys.paged) {
+    live = threadIdx.x == 0 ? f.n : 0;
+  } else if (ids == nullptr) {
+    const int64_t first_page = f.low / p.keys.page_size, pages = f.n == 0 ? 0 : (f.high - 1) / p.keys.page_size + 1;
+    for (int64_t page = first_page + threadIdx.x; page < pages; page += blockDim.x) {
+      const int64_t first = most(page * p.keys.page_size, f.low), last = least((page + 1) * p.keys.page_size, f.high);
+      const int64_t found = readable(p.keys, f.table_row, first, last);
+      live += found, skipped += last - first - found;
+    }
+  } else {
+    for (uint32_t b = threadIdx.x; b < f.blocks; b += blockDim.x) {
+      const int64_t first = most(f.start + int64_t{ids[b]} * block, f.low);
+      const int64_t last = least(f.start + (int64_t{ids[b]} + 1) * block, f.high);
+      const int64_t found = readable(p.keys, f.table_row, first, last);
+      live += found, skipped += last - first - found;
+    }
+  }
+  if (live != 0) atomicAdd(&s.live, static_cast<unsigned long long>(live));
+  if (skipped != 0) atomicAdd(&s.skipped, static_cast<unsigned long long>(skipped));
+}
+
+/// Window and reach of a row; by every thread alike.
+__device__ RowFact window_fact(const LookParams& p, int64_t row, int64_t* skipped) {
+  const Window w = window_of(p.rows, row, p.keys.count);
+  RowFact f{};
+  f.start = w.start, f.end = w.end;
+  f.request = static_cast<int32_t>(w.request);
+  f.table_row = table_row_of(p.keys, row, w.request);
+  f.topk = static_cast<uint32_t>(p.topk);
+  if (p.row_topk.data != nullptr) f.topk = static_cast<uint32_t>(least(most(integer(p.row_topk, row), 0), p.topk));
+  *skipped = f.table_row == -2;
+  if (f.table_row < 0 || w.end <= w.start) {
+    if (f.table_row < 0) f.end = f.start;  // fill only, and no newest block
+    return f;
+  }
+  const int64_t count = least(p.keys.count, p.width);
+  const int64_t low = most(w.start, 0);
+  int64_t high = p.rows.max_len > 0 ? least(count, w.start + p.rows.max_len) : count;
+  high = most(least(w.end, high), low);
+  const int64_t low_cut = least(low, high);
+  if (low_cut < high) f.low = static_cast<int32_t>(low_cut), f.high = static_cast<int32_t>(high);
+  f.n = static_cast<uint32_t>(f.high - f.low);
+  if (!p.has_candidates) *skipped += w.end - w.start - f.n;
+  return f;
+}
+
+__global__ __launch_bounds__(kThreads) void look_at_rows(const __grid_constant__ Kernel k) {
+  extern __shared__ int32_t sort[];
+  __shared__ Shared s;
+  const LookParams& p = k.p;
+  for (int64_t r = blockIdx.x; r < k.group.count; r += gridDim.x) {
+    const int64_t row = k.group.first_row + r;
+    if (threadIdx.x == 0) s.skipped = s.live = 0;
+    __syncthreads();
+    int64_t skipped = 0;
+    RowFact f = window_fact(p, row, &skipped);
+    int32_t* ids = p.ids != nullptr ? p.ids + r * p.id_stride : nullptr;
+    if (p.has_candidates) {
+      f.n = 0;
+      if (ids != nullptr && f.table_row >= 0 && f.end > f.start) keep_blocks(p, row, ids, f, sort, s);
+    }
+    __syncthreads();
+    count_live(p, row, ids, f, s);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      f.live = static_cast<uint32_t>(s.live);
+      f.scored = f.live > 0 && (p.needs_scores || f.live > f.topk);
+      p.facts[r] = f;
+      count(p.stats, kSkippedPages, s.skipped + static_cast<uint64_t>(skipped));
+      if (f.scored) count(p.stats, kScoredKeys, f.live);
+      if (r == 0) count(p.stats, kRows, static_cast<uint64_t>(k.group.count));
+    }
+    __syncthreads();
+  }
+}
+
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&look_at_rows), kSharedIds * 4}};
+
+}  // namespace
+
+KernelList look_kernels() { return {kEntries, 1}; }
+
+void look(const LookParams& params, const Group& group, const Launch& launch) {
+  const size_t shared =
+      params.id_stride > 0 && params.id_stride <= kSharedIds ? static_cast<size_t>(params.id_stride) * 4 : 0;
+  look_at_rows<<<launch.blocks(group.count, 8), kThreads, shared, launch.stream()>>>({params, group});
+  TOPKEY_CUDA_LAUNCHED("look");
+}
+
+}  // namespace topkey::cuda

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `score` on tensor cores (arithmetic bf16mma and f16mma): keys in registers, a few rows' queries in shared memory.
+// Plain FMA (arithmetic f32) is in score_f32.cu. Search and logits run these same kernels.
+#include "cuda/check.h"
+#include "cuda/device/dot_portable.cuh"
+#include "cuda/device/select.cuh"
+#include "cuda/score.h"
+#include "cuda/score_job.cuh"
+#include "cuda/stages.h"
+
+namespace topkey::cuda {
+namespace {
+
+/// Pieces before each tile of rows, and in all; one thread block.
+__global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant__ ScoreJob job) {
+  __shared__ uint32_t warps[kSelectThreads / 32];
+  const int64_t tiles = (job.group.count + job.tile_rows - 1) / job.tile_rows;
+  uint64_t before = 0;
+  for (int64_t base = 0; base < tiles; base += blockDim.x) {
+    const int64_t t = base + threadIdx.x, first = t * job.tile_rows;
+    uint32_t own = 0;
+    if (t < tiles) {
+      const int rows =
+          static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - first)));
+      own = span_of(job.p.facts + first, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece)
+                .pieces;
+    }
+    uint32_t total = 0;
+    const uint32_t at = block_scan(own, warps, &total);
+    if (t < tiles) job.p.work[t] = before + at;
+    before += total;
+  }
+  if (threadIdx.x == 0) job.p.work[tiles] = before;
+}
+
+__device__ __forceinline__ int steps_of(const ScoreJob& job) { return (job.p.keys.head_dim + 15) / 16; }
+/// Steps over d in pairs: one 16-byte load of a query's operands.
+__device__ __forceinline__ int pairs_of(const ScoreJob& job) { return (steps_of(job) + 1) / 2; }
+
+/// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights. A warp
+/// takes an operand block (eight heads, 32 elements of d) at a time.
+template <class Codes>
+__device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q,
+                             float* weights) {
+  const Tensor &values = job.p.q.values, &w = job.p.q.weights;
+  const int pairs = pairs_of(job), tiles = last - first, block = job.head_block, dim = job.p.keys.head_dim;
+  const int lane = threadIdx.x % 32;
+  for (int r = 0; r < rows; ++r) {
+    const uint8_t* of_row = static_cast<const uint8_t*>(values.data) + (row + r) * values.stride[0] * Codes::kBytes;
+    for (int at = threadIdx.x / 32; at < tiles * pairs; at += blockDim.x / 32) {
+      const int tile = at / pairs, pair = at - tile * pairs;
+      const int head = 8 * (first + tile) + lane / 4, d = pair * 32 + 4 * (lane % 4);
+      Four f[2] = {{0, 0}, {0, 0}};
+      if (head < job.heads) {
+        const uint8_t* of_head = of_row + head * values.stride[1] * Codes::kBytes;
+        if (d < dim) f[0] = query_operand<Codes>(of_head, d, dim - d);
+        if (d + 16 < dim) f[1] = query_operand<Codes>(of_head, d + 16, dim - d - 16);
+      }
+      q[((r * block + tile) * pairs + pair) * 32 + lane] = {f[0].low, f[0].high, f[1].low, f[1].high};
+    }
+    for (int at = threadIdx.x; at < tiles * 8; at += blockDim.x) {
+      const int head = 8 * first + at;
+      weights[r * block * 8 + at] = head < job.heads ? real(w, row + r, head) : 0.0f;
+    }
+  }
+}
+
+/// The tile that a block works on.
+struct TileRoom {
+  RowFact facts[kMaxTileRows];
+  TileSpan span;
+};
+
+__device__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoom& room) {
+  const int64_t first = int64_t{tile} * job.tile_rows;
+  if (threadIdx.x == 0) {
+    for (int r = 0; r < rows; ++r) room.facts[r] = job.p.facts[first + r];
+    room.span = span_of(room.facts, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece);
+  }
+  __syncthreads();
+}
+
+/// Lane c of the four that share keys g, g + 8, ... knows key c of them; this is where it stands among its warp's keys.
+template <int kTiles>
+__device__ __forceinline__ uint32_t own_offset() {
+  const uint32_t lane = threadIdx.x & 31, c = lane & 3;
+  return (kTiles == 2 ? (c >> 1) * 16 : 0) + (c & 1) * 8 + lane / 4;
+}
+
+/// One piece of work: this warp's keys for all rows of the piece.
+template <class Codes, Fit kFit, int kTiles, int kSteps>
+__device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
+                            float* weights) {
+  const int lane = threadIdx.x & 31, c = lane & 3, steps = steps_of(job), pairs = pairs_of(job);
+  const uint32_t offset = threadIdx.x / 32 * 16 * kTiles + own_offset<kTiles>();
+  const bool owner = c < 2 * kTiles;
+  OwnKey key{0, {nullptr, nullptr}, false};
+  if (owner) key = own_key(job, room.span, room.facts, piece, tile_row, offset);
+  const bool blocked = job.head_block < job.head_tiles;  // queries come in parts: all warps must walk along
+  if (!blocked && !__any_sync(~0u, key.inside)) return;
+  float kscale = 1.0f;
+  if (Codes::kOuterScale && key.bytes.values != nullptr)
+    kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
+  // Where there is no key, the facts are read in its place: they are there, aligned and long enough with what follows.
+  const uint8_t* own = key.bytes.values != nullptr ? key.bytes.values : reinterpret_cast<const uint8_t*>(job.p.facts);
+  const uint8_t* rows[2 * kTiles];
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    rows[i] =
+        reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(own), (lane & ~3) + i));
+  }
+  KeyTile<kTiles, kSteps> tile;
+  const uint32_t bad = load_keys<Codes, kFit>(tile, rows, job.p.keys.head_dim);
+  for (int r = piece.first; r < piece.last; ++r) {
+    const RowFact& f = room.facts[r];
+    const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
+    const bool wanted = __any_sync(~0u, index >= 0);
+    float sums[kTiles][2] = {};
+    for (int first = 0; first < job.head_tiles; first += job.head_block) {
+      const int last = min(first + job.head_block, job.head_tiles);
+      if (blocked) {
+        __syncthreads();
+        load_queries<Codes>(job, job.group.first_row + tile_row + r, 1, first, last, q, weights);
+        __syncthreads();
+      }
+      const int at = blocked ? 0 : r * job.head_block;
+      if (wanted && f.scored)
+        add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads,
+                                                    steps, sums);
+    }
+    if (!wanted) continue;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const float joined = join_heads(sums[i / 2][i % 2]);
+      if (c == i) sum = joined;
+    }
+    if (Codes::kOuterScale) sum = sum * kscale;
+    if (bad >> c & 1u) sum = __uint_as_float(kCanonicalNan);
+    if (index >= 0) put_score(job, tile_row + r, key, index, f.scored ? sum : 0.0f);
+  }
+}
+
+template <class Codes, Fit kFit, int kTiles, int kSteps>
+__global__ __launch_bounds__(128, 3) void score_mma(const __grid_constant__ ScoreJob job) {
+  extern __shared__ uint4 memory[];
+  __shared__ TileRoom room;
+  const int pairs = pairs_of(job);
+  uint4* q = memory;
+  float* weights = reinterpret_cast<float*>(q + job.tile_rows * job.head_block * pairs * 32);
+  Share share = share_of(job);
+  int64_t entered = -1;
+  for (; share.next < share.end; ++share.next) {
+    while (job.p.work[share.tile + 1] <= share.next) ++share.tile;
+    const int64_t tile_row = int64_t{share.tile} * job.tile_rows;
+    const int rows = static_cast<int>(
+        min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - tile_row)));
+    if (entered != share.tile) {
+      __syncthreads();  // the tile before is done with its queries
+      enter_tile(job, share.tile, rows, room);
+      if (job.head_block == job.head_tiles) {
+        load_queries<Codes>(job, job.group.first_row + tile_row, rows, 0, job.head_tiles, q, weights);
+        __syncthreads();
+      }
+      entered = share.tile;
+    }
+    const Piece piece = piece_of(room.span, room.facts, rows, job.group.first_key, job.group.chunk, job.piece,
+                                 static_cast<uint32_t>(share.next - job.p.work[share.tile]));
+    score_piece<Codes, kFit, kTiles, kSteps>(job, room, piece, tile_row, q, weights);
+  }
+}
+
+using Bf16Codes = PlainCodes<false>;
+using F16Codes = PlainCodes<true>;
+using Kernel = void (*)(ScoreJob);
+
+struct Choice {
+  Kernel kernel;
+  int tiles;
+};
+template <class Codes>
+Choice choose(int dim, bool words) {
+  if (dim % 16 != 0 || !words) return {score_mma<Codes, Fit::ragged, 1, 16>, 1};
+  if (dim == 64) return {score_mma<Codes, Fit::exact, 2, 4>, 2};
+  if (dim == 128) return {score_mma<Codes, Fit::exact, 2, 8>, 2};
+  return {score_mma<Codes, Fit::steps, 1, 16>, 1};
+}
+
+#define TOPKEY_ENTRY(...) \
+  { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048 }
+#define TOPKEY_ENTRIES(Codes)                                                   \
+  TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), \
+      TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
+                                TOPKEY_ENTRIES(Fp8Codes),
+                                TOPKEY_ENTRIES(Bf16Codes),
+                                TOPKEY_ENTRIES(F16Codes)};
+
+/// How many rows' queries fit, or how many of one row's heads.
+void fit_queries(ScoreJob& job, int steps) {
+  const int bytes_of_eight = (steps + 1) / 2 * 32 * 16 + 32;
+  const int most = kQueryBytes / bytes_of_eight;
+  job.head_block = std::min(job.head_tiles, most);
+  job.tile_rows = std::clamp(most / job.head_tiles, 1, kMaxTileRows);
+}
+
+/// Rows that may share their keys' reads, as far as the host can know: those of a request. Tiles of more rows than that
+/// would only hold queries that wait.
+int64_t most_sharing(const ScoreParams& p, const Group& group) {
+  if (!p.keys.paged) return std::max<int64_t>(group.count, 1);
+  if (p.by_request) return std::clamp<int64_t>(group.count / 64, 1, kMaxTileRows);
+  return std::max(p.next_n, 1);
+}
+
+}  // namespace
+
+KernelList score_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+bool on_tensor_cores(KeyFormat format, DType q) {
+  return format == KeyFormat::fp8 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+         (format == KeyFormat::f16 && q == DType::f16);
+}
+
+void score(const ScoreParams& params, const Group& group, const Launch& launch) {
+  ScoreJob job{params, group, static_cast<int>(params.q.values.shape[1]), 0, 1, 1, 128};
+  job.head_tiles = (job.heads + 7) / 8;
+  const bool mma = on_tensor_cores(params.keys.format, params.q.values.dtype);
+  const int steps = (params.keys.head_dim + 15) / 16;
+  Choice choice{};
+  if (mma) {
+    fit_queries(job, steps);
+    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(params.keys.head_dim, params.keys.words)
+             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(params.keys.head_dim, params.keys.words)
+                                                     : choose<F16Codes>(params.keys.head_dim, params.keys.words);
+    job.piece = static_cast<uint32_t>(64 * choice.tiles);
+  }
+  job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));
+  cut_work<<<1, kSelectThreads, 0, launch.stream()>>>(job);
+  TOPKEY_CUDA_LAUNCHED("cut_work");
+  const int64_t most = group.count * ((int64_t{group.chunk} + job.piece - 1) / job.piece);
+  if (!mma) {
+    score_f32(job, launch.blocks(most, 8), launch);
+    return;
+  }
+  const size_t shared = static_cast<size_t>(job.tile_rows) * static_cast<size_t>(job.head_block) *
+                        static_cast<size_t>((steps + 1) / 2 * 32 * 16 + 32);
+  const int fit = static_cast<int>(std::min<size_t>(kBlocksOfRegisters, kSharedOfSm / (shared + 2048)));
+  choice.kernel<<<launch.blocks(most, std::max(fit, 1)), 128, shared, launch.stream()>>>(job);
+  TOPKEY_CUDA_LAUNCHED("score_mma");
+}
+
+}  // namespace topkey::cuda

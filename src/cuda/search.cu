@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stages `select` and `search` from the host: rows in groups and keys in chunks, as the workspace allows (room.h); for each
+// look, score, pick. The number of launches follows from shapes alone, so a captured call serves any lengths.
+#include <algorithm>
+
+#include "cuda/score.h"
+#include "cuda/search_parts.h"
+#include "cuda/stages.h"
+
+namespace topkey::cuda {
+namespace {
+
+bool needs_scores(const Selection& out) {
+  return out.scores.data != nullptr || out.blocks.data != nullptr || out.order == Order::score;
+}
+
+/// calls work(group) for all groups; look comes before the first chunk of each.
+struct Walk {
+  Room room;
+  int64_t rows, keys;  ///< keys: most that a row can look at
+
+  template <class Look, class Work>
+  void operator()(const Look& look_at, const Work& work) const {
+    for (int64_t row = 0; row < rows; row += room.group_rows) {
+      Group group{row, std::min(room.group_rows, rows - row), 0, static_cast<uint32_t>(room.chunk_keys)};
+      look_at(group);
+      for (int64_t key = 0; key < std::max<int64_t>(keys, 1); key += room.chunk_keys) {
+        group.first_key = static_cast<uint32_t>(key);
+        work(group);
+      }
+    }
+  }
+};
+
+Shape shape_of(const Rows& rows, int64_t keys, int64_t topk, const Tensor& blocks, const Admit& admit) {
+  Shape s{};
+  s.rows = rows.count;
+  s.keys = rows.max_len > 0 ? std::min(keys, rows.max_len) : keys;
+  s.topk = topk;
+  s.blocks = blocks.data != nullptr ? blocks.shape[1] : 0;
+  s.candidates = present(admit.candidates) ? admit.candidates.shape[1] : -1;
+  return s;
+}
+/// Most keys that a row can look at.
+int64_t most_keys(const Shape& shape, const Admit& admit) {
+  if (shape.candidates < 0) return shape.keys;
+  return std::min(shape.keys, shape.candidates * int64_t{admit.candidate_block_size});
+}
+
+LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& admit, const Room& room,
+                       const Exec& exec) {
+  LookParams p{};
+  p.keys = keys, p.rows = rows, p.admit = admit, p.width = keys.count;
+  p.has_candidates = present(admit.candidates);
+  p.facts = room.facts, p.ids = room.ids, p.id_stride = room.id_stride, p.stats = exec.stats;
+  return p;
+}
+
+/// A search over dense or paged keys.
+template <class Args>
+void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots, const Exec& exec) {
+  if (a.rows.count == 0) return;
+  const Launch launch(op_name(op), exec);
+  const Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  const Room room = make_room(op, shape, exec.workspace);
+  LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
+  look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
+  const ScoreParams scoring{keys,
+                            a.q,
+                            {room.scores, {}, a.admit.mask, 0, 0},
+                            room.facts,
+                            room.ids,
+                            room.id_stride,
+                            static_cast<uint32_t>(a.admit.candidate_block_size),
+                            room.work,
+                            exec.stats,
+                            a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
+                            a.rows.next_n};
+  PickParams picking{};
+  picking.emission = {a.out, a.topk, shard, absolute_slots, exec.stats};
+  picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
+  picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
+  Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },
+                                                      [&](const Group& g) {
+                                                        score(scoring, g, launch);
+                                                        pick(picking, g, launch);
+                                                      });
+}
+
+}  // namespace
+
+void mqa_topk(const MqaTopk& a, const Exec& exec) { search(Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec); }
+
+void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
+  search(Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+}
+
+void topk(const Topk& a, const Exec& exec) {
+  if (a.rows.count == 0) return;
+  const Launch launch("topk", exec);
+  const int64_t columns = a.scores.shape[1];
+  const Shape shape = shape_of(a.rows, columns, a.topk, a.out.blocks, a.admit);
+  const Room room = make_room(Op::topk, shape, exec.workspace);
+  LookParams look_at = look_params(columns_of(columns), a.rows, a.admit, room, exec);
+  look_at.topk = a.topk, look_at.row_topk = a.row_topk, look_at.needs_scores = needs_scores(a.out);
+  PickParams picking{};
+  picking.emission = {a.out, a.topk, Shard{}, false, exec.stats};
+  picking.scores = a.scores, picking.mask = a.admit.mask, picking.rows = a.rows, picking.admit = a.admit;
+  picking.room = room, picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
+  Walk{room, a.rows.count, 1}([&](const Group& g) { look(look_at, g, launch); },
+                              [&](const Group& g) { pick(picking, g, launch); });
+}
+
+void select_blocks(const SelectBlocks& a, const Exec& exec) {
+  if (a.rows.count == 0) return;
+  const Launch launch("select_blocks", exec);
+  const int64_t columns = a.scores.shape[1];
+  const Shape shape = shape_of(a.rows, columns, 0, a.blocks, Admit{});
+  const Room room = make_room(Op::select_blocks, shape, exec.workspace);
+  LookParams look_at = look_params(columns_of(columns), a.rows, Admit{}, room, exec);
+  look_at.needs_scores = true;
+  PickParams picking{};
+  picking.emission.out.blocks = a.blocks, picking.emission.out.block_size = a.block_size;
+  picking.emission.stats = exec.stats;
+  picking.scores = a.scores, picking.rows = a.rows, picking.room = room, picking.has_blocks = true;
+  Walk{room, a.rows.count, 1}([&](const Group& g) { look(look_at, g, launch); },
+                              [&](const Group& g) { pick(picking, g, launch); });
+}
+
+}  // namespace topkey::cuda

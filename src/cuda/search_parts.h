@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The kernels that score, select and search are made of, in the order in which they run: look (what is known of each row),
+// cut (who works on what), score, pick.
+#pragma once
+#include "cuda/device/emit.cuh"
+#include "cuda/keys.h"
+#include "cuda/launch.h"
+#include "cuda/room.h"
+
+namespace topkey::cuda {
+
+/// Rows [first_row, first_row + count) of a call, and keys [first_key, first_key + chunk) of each.
+struct Group {
+  int64_t first_row, count;
+  uint32_t first_key, chunk;
+};
+
+struct LookParams {
+  KeySource keys;
+  Rows rows;
+  Admit admit;
+  Tensor row_topk;
+  int32_t topk;
+  int64_t width;  ///< columns that a matrix of scores has; else keys.count
+  bool has_candidates;
+  bool needs_scores;  ///< scored even where all live keys are wanted
+  RowFact* facts;
+  int32_t* ids;
+  int64_t id_stride;
+  uint64_t* stats;
+};
+void look(const LookParams& params, const Group& group, const Launch& launch);
+
+/// Where a kernel's scores go: the search's own buffer, or the caller's matrix.
+struct ScoreSink {
+  float* scores;  ///< [group rows, chunk]; null = logits
+  Tensor logits, mask;
+  int32_t force_first, force_last;
+};
+struct ScoreParams {
+  KeySource keys;
+  Query q;
+  ScoreSink sink;
+  const RowFact* facts;
+  const int32_t* ids;
+  int64_t id_stride;
+  uint32_t id_block;  ///< keys a candidate block
+  uint64_t* work;
+  uint64_t* stats;
+  bool by_request;  ///< paged rows: their requests are only known on the device; else next_n rows have one
+  int32_t next_n;
+};
+/// Cuts the group's keys into pieces and scores them.
+void score(const ScoreParams& params, const Group& group, const Launch& launch);
+
+struct PickParams {
+  Emission emission;
+  Tensor scores, mask;  ///< given scores; absent in a search
+  Rows rows;
+  Admit admit;
+  Room room;
+  bool has_entries, has_blocks;
+};
+/// Picks the group's winners: from given scores, or from those that score() has left in room.scores.
+void pick(const PickParams& params, const Group& group, const Launch& launch);
+
+}  // namespace topkey::cuda

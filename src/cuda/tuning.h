@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Numbers that tune, in one place. None of them changes a bit of a result.
+#pragma once
+#include <cstdint>
+
+namespace topkey::cuda {
+
+/// Scores that a search keeps at a time: 24 MiB, half an H200's L2, so that the selection finds them there.
+constexpr int64_t kScoreEntries = 6 << 20;
+/// Rows of which facts are kept at a time.
+constexpr int64_t kGroupRows = 8192;
+/// Rows at a time where a row's keys come in chunks: enough to fill a GPU, while a chunk stays far over any usual topk.
+constexpr int64_t kChunkedRows = 128;
+/// Winners carried between chunks, of all those rows (8 bytes each, twice).
+constexpr int64_t kListEntries = 1 << 20;
+/// Keys of a row that one thread block selects from at once; a longer row is cut into parts of so many, if its blocks
+/// would leave SMs idle: rows times parts at most kPartBlocks, and kPartEntries winners of all parts.
+constexpr int64_t kPartKeys = 16384;
+constexpr int64_t kPartBlocks = 1024;
+constexpr int64_t kPartEntries = 1 << 20;
+/// Candidate ids kept at a time.
+constexpr int64_t kIdEntries = 1 << 20;
+/// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.
+constexpr int64_t kSharedSort = 8192;
+constexpr int64_t kSortBlocks = 8;
+
+/// Shared memory of a thread block on the smallest GPU that is served.
+constexpr int kSharedBytes = 99 * 1024;
+/// Of it for queries in the score kernel: two blocks of 128 threads fit an SM.
+constexpr int kQueryBytes = 72 * 1024;
+/// Of an SM, for several blocks; and how many blocks of the score kernel its registers hold (128 threads of 168).
+constexpr size_t kSharedOfSm = 200 * 1024;
+constexpr size_t kBlocksOfRegisters = 3;
+/// Query rows that share one read of their keys.
+constexpr int kMaxTileRows = 8;
+
+}  // namespace topkey::cuda

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The twin of on_device.cpp in a build without CUDA, which has no backend that could ask for it.
+#include <stdexcept>
+
+#include "support/on_device.h"
+
+namespace topkey::support {
+namespace {
+
+[[noreturn]] void no_cuda() { throw std::logic_error("this build has no CUDA"); }
+
+}  // namespace
+
+void DeviceCopy::add(Tensor&, Role) {}
+void DeviceCopy::add(void**, size_t, Role) {}
+void DeviceCopy::upload() { no_cuda(); }
+void DeviceCopy::download() { no_cuda(); }
+uint64_t calls_on_device() { return 0; }
+void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec) {
+  if (exec.device != Device::cpu) no_cuda();
+  indexer.forward(step, exec);
+}
+
+}  // namespace topkey::support

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// See on_device.h. Small blocks travel together through one staging buffer; large ones, which may be mostly holes, by the
+// rows of their tensors. Device memory is kept for the next call. no_on_device.cpp is the twin without CUDA.
+#include "support/on_device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "support/array.h"
+
+namespace topkey::support {
+namespace {
+
+constexpr size_t kWall = 1024;
+constexpr size_t kLarge = size_t{64} << 20;
+constexpr uint8_t kPoison = 0xA5;
+
+void must(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Device memory of the process, one call at a time.
+struct Arena {
+  std::mutex mutex;
+  uint64_t calls = 0;
+  uint8_t* data = nullptr;
+  size_t size = 0;
+
+  uint8_t* get(size_t bytes) {
+    if (bytes <= size) return data;
+    if (data != nullptr) must(cudaFree(data), "cudaFree");
+    data = nullptr;
+    size = std::max(bytes, size_t{256} << 20);
+    must(cudaMalloc(reinterpret_cast<void**>(&data), size), "cudaMalloc");
+    return data;
+  }
+};
+Arena& arena() {
+  static Arena one;
+  return one;
+}
+
+/// First byte and the one past the last; none where an extent is 0.
+bool bytes_of(const Tensor& t, uint8_t** first, uint8_t** last) {
+  int64_t low = 0, high = 0;
+  for (int32_t d = 0; d < t.ndim; ++d) {
+    if (t.shape[d] <= 0) return false;
+    const int64_t reach = (t.shape[d] - 1) * t.stride[d];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto width = static_cast<int64_t>(dtype_bytes(t.dtype));
+  auto* data = static_cast<uint8_t*>(t.data);
+  *first = data + low * width, *last = data + (high + 1) * width;
+  return true;
+}
+
+}  // namespace
+
+void DeviceCopy::add(Tensor& tensor, Role role) {
+  for (Part& known : parts_) {
+    if (known.pointer != &tensor.data) continue;  // written and read: an output
+    if (role == Role::output) known.role = role;
+    return;
+  }
+  Part part{&tensor.data, &tensor, nullptr, nullptr, role};
+  if (tensor.data != nullptr && bytes_of(tensor, &part.first, &part.last)) parts_.push_back(part);
+}
+
+void DeviceCopy::add(void** pointer, size_t bytes, Role role) {
+  auto* first = static_cast<uint8_t*>(*pointer);
+  if (first != nullptr && bytes > 0) parts_.push_back({pointer, nullptr, first, first + bytes, role});
+}
+
+/// Parts that share memory share a block.
+void DeviceCopy::make_blocks() {
+  std::vector<size_t> order(parts_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return parts_[a].first < parts_[b].first; });
+  for (const size_t i : order) {
+    const Part& p = parts_[i];
+    if (blocks_.empty() || p.first >= blocks_.back().last)
+      blocks_.push_back({p.first, p.last, 0, false, true, false, {}});
+    Block& b = blocks_.back();
+    b.last = std::max(b.last, p.last);
+    b.output = b.output || p.role == Role::output;
+    b.scratch = b.scratch && p.role == Role::scratch;
+    b.parts.push_back(i);
+  }
+  // Addresses keep their place within 256 bytes; small blocks come first.
+  for (const bool large : {false, true}) {
+    for (Block& b : blocks_) {
+      b.large = static_cast<size_t>(b.last - b.first) > kLarge || b.scratch;
+      if (b.large != large) continue;
+      const size_t place = reinterpret_cast<uintptr_t>(b.first) % 256;
+      b.at = (used_ + kWall + 255) / 256 * 256 + place;
+      used_ = b.at + static_cast<size_t>(b.last - b.first) + kWall;
+    }
+    if (!large) staging_.assign(used_, kPoison);
+  }
+}
+
+void DeviceCopy::copy_rows(const Block& block, bool to_device) const {
+  uint8_t* device = arena().data + block.at;
+  for (const size_t i : block.parts) {
+    const Part& p = parts_[i];
+    if (p.role == Role::scratch || (!to_device && p.role != Role::output)) continue;
+    const auto copy = [&](uint8_t* first, size_t bytes) {
+      uint8_t* there = device + (first - block.first);
+      must(to_device ? cudaMemcpy(there, first, bytes, cudaMemcpyHostToDevice)
+                     : cudaMemcpy(first, there, bytes, cudaMemcpyDeviceToHost),
+           "cudaMemcpy");
+    };
+    const auto whole = static_cast<size_t>(p.last - p.first);
+    if (p.view == nullptr || p.view->ndim < 2 || whole < kLarge) {
+      copy(p.first, whole);
+      continue;
+    }
+    Tensor row = *p.view;  // its data is the device's by now: only extents are used
+    const int64_t width = static_cast<int64_t>(dtype_bytes(row.dtype));
+    for (int64_t r = 0; r < p.view->shape[0]; ++r) {
+      int64_t reach = 0;
+      for (int32_t d = 1; d < row.ndim; ++d) reach += (row.shape[d] - 1) * row.stride[d];
+      copy(p.first + r * row.stride[0] * width, static_cast<size_t>((reach + 1) * width));
+    }
+  }
+}
+
+void DeviceCopy::upload() {
+  alone_ = std::unique_lock<std::mutex>(arena().mutex);
+  make_blocks();
+  uint8_t* base = arena().get(used_);
+  for (const Block& b : blocks_) {
+    if (!b.large) std::memcpy(staging_.data() + b.at, b.first, static_cast<size_t>(b.last - b.first));
+  }
+  if (used_ > staging_.size()) must(cudaMemset(base + staging_.size(), kPoison, used_ - staging_.size()), "cudaMemset");
+  if (!staging_.empty()) must(cudaMemcpy(base, staging_.data(), staging_.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  for (const Block& b : blocks_) {
+    if (b.large) copy_rows(b, true);
+    for (const size_t i : b.parts) {
+      auto* host = static_cast<uint8_t*>(*parts_[i].pointer);
+      *parts_[i].pointer = base + b.at + (host - b.first);
+    }
+  }
+}
+
+void DeviceCopy::download() {
+  must(cudaDeviceSynchronize(), "the call");
+  ++arena().calls;
+  const std::vector<uint8_t> sent = staging_;
+  if (!staging_.empty())
+    must(cudaMemcpy(staging_.data(), arena().data, staging_.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  size_t end = 0;
+  for (const Block& b : blocks_) {
+    const auto bytes = static_cast<size_t>(b.last - b.first);
+    if (b.large) {
+      std::vector<uint8_t> walls(2 * kWall);
+      must(cudaMemcpy(walls.data(), arena().data + b.at - kWall, kWall, cudaMemcpyDeviceToHost), "cudaMemcpy");
+      must(cudaMemcpy(walls.data() + kWall, arena().data + b.at + bytes, kWall, cudaMemcpyDeviceToHost), "cudaMemcpy");
+      if (std::any_of(walls.begin(), walls.end(), [](uint8_t x) { return x != kPoison; }))
+        throw std::logic_error("the call wrote outside a buffer on the device");
+      copy_rows(b, false);
+      continue;
+    }
+    end = std::max(end, b.at + bytes);
+    if (b.output) {
+      std::memcpy(b.first, staging_.data() + b.at, bytes);
+      std::fill_n(staging_.begin() + static_cast<ptrdiff_t>(b.at), bytes, kPoison);  // what is left must be as sent
+    }
+  }
+  for (size_t i = 0; i < staging_.size(); ++i) {
+    bool inside = false;
+    if (staging_[i] == sent[i]) continue;
+    for (const Block& b : blocks_) {
+      inside = inside || (b.output && !b.large && i >= b.at && i < b.at + static_cast<size_t>(b.last - b.first));
+    }
+    if (!inside) throw std::logic_error("the call wrote to an input or outside a buffer on the device");
+  }
+}
+
+uint64_t calls_on_device() {
+  const std::lock_guard<std::mutex> lock(arena().mutex);
+  return arena().calls;
+}
+
+void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec) {
+  if (exec.device == Device::cpu) return indexer.forward(step, exec);
+  using Role = DeviceCopy::Role;
+  DeviceCopy copy;
+  EachTensor each{[&](Tensor& t) { copy.add(t, Role::input); }};
+  for (Tensor* t : {&step.k, &step.k_scales, &step.slot_mapping}) copy.add(*t, Role::input);
+  fields(each, step.norm), fields(each, step.rope), fields(each, step.q), fields(each, step.keys);
+  fields(each, step.rows), fields(each, step.out);
+  copy.add(step.keys.cache.pages, Role::output);
+  copy.add(step.candidates, Role::output);
+  each_output(step.out, [&](Tensor& t) { copy.add(t, Role::output); });
+  copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0,
+           Role::output);
+  copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);
+  copy.upload();
+  indexer.forward(step, exec);
+  copy.download();
+}
+
+}  // namespace topkey::support
