@@ -3,12 +3,9 @@
 // See include/topkey/indexer.h. indexer.cpp is the layer over key rows, and what both layers share;
 // indexer_kpool.cpp the one over k-pools.
 #pragma once
+#include "backend_table.h"
 #include "check.h"
 #include "topkey/indexer.h"
-
-namespace topkey {
-struct Backend;
-}
 
 namespace topkey::layer {
 
