@@ -84,6 +84,14 @@ void each_output(StoreK& a, const F& f) {
   f(a.cache.pages);
 }
 template <class F>
+void each_output(PoolK& a, const F& f) {
+  f(a.cache.pages), f(a.tail);
+}
+template <class F>
+void each_output(CompressK& a, const F& f) {
+  f(a.cache.pages), f(a.state);
+}
+template <class F>
 void each_output(SelectBlocks& a, const F& f) {
   f(a.blocks);
 }
