@@ -51,6 +51,7 @@ struct Shape {
   int64_t topk, blocks;
   int64_t candidates;  ///< ids a row; -1 = none given
   bool tiled;          ///< the cache's pages lie in tiles
+  bool whole;          ///< one rank's part (or their merge) with what speaks of the whole: start, blocks, forced keys
 };
 
 /// One backend. A null operation pointer means that it does not have it; why_not then says so.

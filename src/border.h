@@ -22,6 +22,10 @@ topkey_status keep_error(topkey_status status, const char* sentence) noexcept;
 /// What struct_size 0 means. A struct that grows keeps the size it had in ABI 1: specialise it here.
 template <class C>
 constexpr size_t kFirstSize = sizeof(C);
+template <>
+inline constexpr size_t kFirstSize<topkey_paged_mqa_topk_args> = offsetof(topkey_paged_mqa_topk_args, whole_start);
+template <>
+inline constexpr size_t kFirstSize<topkey_merge_topk_args> = offsetof(topkey_merge_topk_args, force_first);
 
 /// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not
 /// know are zero; fields that this library does not know must be.

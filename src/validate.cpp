@@ -3,6 +3,8 @@
 // What each query-side operation wants: score, select, search, merge. The producers' side is in validate_producers.cpp.
 #include "validate.h"
 
+#include <algorithm>
+
 #include "validate_parts.h"
 
 namespace topkey {
@@ -43,7 +45,7 @@ void check_admit(const Check& c, const Admit& admit, int64_t rows, int64_t keys)
 
 }  // namespace
 
-void check_selection(const Check& c, const Selection& out, const RowFacts& rows, int64_t topk, bool has_blocks) {
+void check_selection(const Check& c, const Selection& out, const RowFacts& rows, int64_t topk, bool block_size) {
   const Extent r = at_least(rows.count), k = at_least(topk);
   const bool indices = c.tensor("out.indices", out.indices, kI32, {r, k}, kUnit | kOptional | kOutput);
   const bool slots = c.tensor("out.slots", out.slots, kI32, {r, k}, kUnit | kOptional | kOutput);
@@ -51,9 +53,7 @@ void check_selection(const Check& c, const Selection& out, const RowFacts& rows,
   c.tensor("out.scores", out.scores, kF32, {r, k}, kUnit | kOptional | kOutput);
   c.tensor("out.counts", out.counts, kI32, {r}, kOptional | kOutput);
   c.tensor("out.index_base", out.index_base, kI32, {r}, kOptional);
-  if (!has_blocks) {
-    c.absent("out.blocks", out.blocks, "in a merge");
-  } else if (c.tensor("out.blocks", out.blocks, kI32, {r, at_least(1)}, kUnit | kOptional | kOutput)) {
+  if (c.tensor("out.blocks", out.blocks, kI32, {r, at_least(1)}, kUnit | kOptional | kOutput) && block_size) {
     c.number("out.block_size", out.block_size, 1, kMaxKeys);
   }
   if (slots) {
@@ -77,14 +77,35 @@ int64_t check_paged(const Check& c, const PagedKeys& keys, const RowFacts& rows)
   return width > kMaxKeys / keys.cache.page_size ? kMaxKeys : width * keys.cache.page_size;
 }
 
-/// What has no meaning on one rank's keys alone: a local start, block ids and forced keys speak of the whole request.
+/// Block ids and forced keys speak of the whole request, of which this rank's window says too little.
 void check_sharded(const Check& c, const PagedMqaTopk& a) {
-  c.absent("rows.start", a.rows.start, "under a shard");
-  c.absent("admit.candidates", a.admit.candidates, "under a shard");
-  c.absent("out.blocks", a.out.blocks, "under a shard");
-  TOPKEY_REQUIRE(c, a.admit.force_first == 0, "admit.force_first", "0 under a shard",
-                 std::to_string(a.admit.force_first));
-  TOPKEY_REQUIRE(c, a.admit.force_last == 0, "admit.force_last", "0 under a shard", std::to_string(a.admit.force_last));
+  const Extent r = at_least(a.rows.count);
+  if (!a.keys.shard.active()) {
+    c.absent("whole_start", a.whole_start, "without a shard");
+    c.absent("whole_end", a.whole_end, "without a shard");
+    return;
+  }
+  const bool start = c.tensor("whole_start", a.whole_start, kI32, {r}, kOptional);
+  const bool end = c.tensor("whole_end", a.whole_end, kI32, {r}, kOptional);
+  const bool from_start = c.has(a.admit.candidates) || c.has(a.out.blocks) || a.admit.force_first > 0;
+  TOPKEY_REQUIRE(c, start || !from_start || !c.has(a.rows.start), "whole_start",
+                 "given under a shard beside rows.start with candidates, blocks or force_first",
+                 describe(a.whole_start));
+  TOPKEY_REQUIRE(c, end || (!c.has(a.out.blocks) && a.admit.force_last == 0), "whole_end",
+                 "given under a shard with blocks or force_last", describe(a.whole_end));
+  // Of a request's drafts each sees another part of the whole, not one key of this rank more than the one before.
+  const bool per_request = c.has(a.rows.end) && a.rows.end.shape[0] != a.rows.count;
+  TOPKEY_REQUIRE(c, !per_request, "rows.end", "i32 [" + std::to_string(a.rows.count) + "] under a shard",
+                 describe(a.rows.end));
+}
+
+void check_block_scores(const Check& c, const PagedMqaTopk& a) {
+  if (!c.has(a.out.blocks)) {
+    c.absent("block_scores", a.block_scores, "without out.blocks");
+    return;
+  }
+  c.tensor("block_scores", a.block_scores, kF32, {at_least(a.rows.count), at_least(a.out.blocks.shape[1])},
+           kUnit | kOptional | kOutput);
 }
 
 int64_t bounded(int64_t keys, const Rows& rows) {
@@ -198,15 +219,18 @@ Shape validate(const PagedMqaTopk& a, Mode mode) {
   c.number("topk", a.topk, 1, kMaxTopk);
   const RowFacts rows = check_rows(c, a.rows, false);
   const int64_t keys = bounded(check_paged(c, a.keys, rows), a.rows);
-  if (a.keys.shard.active()) check_sharded(c, a);
+  check_sharded(c, a);
   const int64_t heads = check_query(c, a.q, a.keys.cache.format, a.keys.cache.head_dim, rows.count);
   check_admit(c, a.admit, rows.count, -1);
   check_selection(c, a.out, rows, a.topk, true);
+  check_block_scores(c, a);
   Shape s = scored_shape(a.q, a.keys.cache.format, rows.count, keys, heads, a.keys.cache.head_dim);
   s.tiled = tile_rows(a.keys.cache.layout) > 0;
   s.topk = a.topk;
   s.blocks = c.has(a.out.blocks) ? a.out.blocks.shape[1] : 0;
   s.candidates = c.has(a.admit.candidates) ? a.admit.candidates.shape[1] : -1;
+  s.whole = a.keys.shard.active() && (c.has(a.rows.start) || c.has(a.admit.candidates) || c.has(a.out.blocks) ||
+                                      a.admit.force_first > 0 || a.admit.force_last > 0);
   return s;
 }
 
@@ -218,10 +242,27 @@ Shape validate(const MergeTopk& a, Mode mode) {
   const Tensor& s = a.scores;
   c.tensor("indices", a.indices, kI32, {exactly(s.shape[0]), at_least(rows.count), exactly(s.shape[2])}, kUnit);
   check_selection(c, a.out, rows, a.topk, false);
+  c.number("force_first", a.force_first, 0, kMaxKeys);
+  c.number("force_last", a.force_last, 0, kMaxKeys);
+  TOPKEY_REQUIRE(c, a.force_last == 0 || c.has(a.rows.end) || c.has(a.rows.length), "rows.end",
+                 "given (or rows.length) with force_last", describe(a.rows.end));
   Shape shape{};
   shape.rows = rows.count;
   shape.keys = s.shape[0] * s.shape[2];
   shape.topk = a.topk;
+  shape.whole = c.has(a.rows.start) || c.has(a.out.blocks) || a.force_first > 0 || a.force_last > 0;
+  if (!c.has(a.out.blocks)) {
+    c.absent("block_ids", a.block_ids, "without out.blocks");
+    c.absent("block_scores", a.block_scores, "without out.blocks");
+    return shape;
+  }
+  const Extent blocks = at_least(a.out.blocks.shape[1]);
+  c.tensor("block_ids", a.block_ids, kI32, {any(), at_least(rows.count), blocks}, kUnit);
+  const Tensor& ids = a.block_ids;
+  c.tensor("block_scores", a.block_scores, kF32, {exactly(ids.shape[0]), at_least(rows.count), exactly(ids.shape[2])},
+           kUnit);
+  shape.blocks = a.out.blocks.shape[1];
+  shape.keys = std::max(shape.keys, ids.shape[0] * ids.shape[2]);
   return shape;
 }
 

@@ -265,7 +265,7 @@ std::vector<std::pair<std::string, Tensor>> output_tensors(const CallArgs& args)
     void operator()(const SelectBlocks& a) { put("blocks", a.blocks); }
     void operator()(const Topk& a) { (*this)(a.out); }
     void operator()(const MqaTopk& a) { (*this)(a.out); }
-    void operator()(const PagedMqaTopk& a) { (*this)(a.out); }
+    void operator()(const PagedMqaTopk& a) { (*this)(a.out), put("block_scores", a.block_scores); }
     void operator()(const MergeTopk& a) { (*this)(a.out); }
     void operator()(const PoolK& a) { put("cache", a.cache.pages), put("tail", a.tail); }
     void operator()(const CompressK& a) { put("cache", a.cache.pages), put("state", a.state); }

@@ -205,6 +205,8 @@ void fields(Io& io, PagedMqaTopk& a) {
   fields(io, a.admit);
   io("topk", a.topk);
   fields(io, a.out);
+  io("whole_start", a.whole_start);
+  io("whole_end", a.whole_end);
 }
 template <class Io>
 void fields(Io& io, MergeTopk& a) {
@@ -213,6 +215,10 @@ void fields(Io& io, MergeTopk& a) {
   io("topk", a.topk);
   fields(io, a.rows);
   fields(io, a.out);
+  io("force_first", a.force_first);
+  io("force_last", a.force_last);
+  io("block_scores", a.block_scores);
+  io("block_ids", a.block_ids);
 }
 template <class Io>
 void fields(Io& io, PoolK& a) {

@@ -214,7 +214,12 @@ void OutputMaker::outputs(PagedMqaLogits& a) {
 
 void OutputMaker::outputs(Topk& a) { selection(a.out, a.rows.count, a.topk, "scores"); }
 void OutputMaker::outputs(MqaTopk& a) { selection(a.out, a.rows.count, a.topk, ""); }
-void OutputMaker::outputs(PagedMqaTopk& a) { selection(a.out, a.rows.count, a.topk, ""); }
+void OutputMaker::outputs(PagedMqaTopk& a) {
+  selection(a.out, a.rows.count, a.topk, "");
+  if (wants("block_scores")) {
+    a.block_scores = make("block_scores", DType::f32, {a.rows.count, settings_.number("num_blocks", 0)});
+  }
+}
 void OutputMaker::outputs(MergeTopk& a) { selection(a.out, a.rows.count, a.topk, "scores,indices"); }
 void OutputMaker::outputs(ExpandPools& a) {
   need(a.pools, "pools", 2);

@@ -170,19 +170,39 @@ Report compare_selection(const MqaTopk& args, const Tensor& logits, const uint64
 
 Report compare_selection(const PagedMqaTopk& args, const Tensor& logits, const uint64_t* stats) {
   const Shard shard = args.keys.shard;
-  const auto global = [shard](int64_t local, const RowRange&) {
-    if (shard.world_size <= 1) return local;
-    const int64_t run = std::max(1, shard.interleave);
-    return (local / run * shard.world_size + shard.rank) * run + local % run;
+  const bool sharded = shard.world_size > 1;
+  // Under a shard indices are global, and the slot is that of this rank's own position.
+  const auto own = [shard](int64_t distance, const RowRange& range) {
+    const int64_t run = std::max(1, shard.interleave), global = range.start + distance;
+    return global / (run * shard.world_size) * run + global % run;
   };
-  return selection_report(
-      args.out, args.rows.count, args.topk, {global, absolute}, [&](int64_t r) { return question(args, logits, r); },
-      stats);
+  const Naming naming = sharded ? Naming{absolute, own} : Naming{same, absolute};
+  Report report = selection_report(
+      args.out, args.rows.count, args.topk, naming, [&](int64_t r) { return question(args, logits, r); }, stats);
+  for (int64_t r = 0; args.block_scores.data != nullptr && r < args.rows.count; ++r) {
+    const RowAnswer a = answer(question(args, logits, r));
+    for (int64_t c = 0; c < args.out.blocks.shape[1]; ++c) {
+      const bool used = c < static_cast<int64_t>(a.blocks.size());
+      const float want = used ? a.block_scores[static_cast<size_t>(c)] : -std::numeric_limits<float>::infinity();
+      expect_score(report, float_at(args.block_scores, r, c), want, r, c);
+    }
+  }
+  return report;
 }
 
 Report compare_selection(const MergeTopk& args, const uint64_t* stats) {
-  return selection_report(
-      args.out, args.rows.count, args.topk, {same, same}, [&](int64_t r) { return question(args, r); }, stats);
+  Selection out = args.out;
+  out.blocks = {};  // of the parts, not of the keys
+  Report report = selection_report(
+      out, args.rows.count, args.topk, {same, absolute}, [&](int64_t r) { return question(args, r); }, stats);
+  for (int64_t r = 0; args.out.blocks.data != nullptr && r < args.rows.count; ++r) {
+    RowAnswer a;
+    if (!question(args, r).range.fill_only) {
+      for (const auto& [id, score] : merged_blocks(args, r)) a.blocks.push_back(static_cast<int32_t>(id));
+    }
+    judge_blocks(report, args.out.blocks, a, r);
+  }
+  return report;
 }
 
 Report compare_selection(const SelectBlocks& args, const uint64_t* stats) {

@@ -121,8 +121,9 @@ struct RowQuestion {
 struct RowAnswer {
   std::vector<Key> chosen;      ///< in the order of the selection: forced by position, then score, then position
   std::vector<int32_t> blocks;  ///< ascending ids
-  bool scored = false;          ///< more live keys than topk, or scores needed
-  bool tied_cut = false;        ///< the topk-th and the next key are both unforced and score alike
+  std::vector<float> block_scores;
+  bool scored = false;    ///< more live keys than topk, or scores needed
+  bool tied_cut = false;  ///< the topk-th and the next key are both unforced and score alike
 };
 /// `logits` of the search forms: what mqa_logits (without mask) or paged_mqa_logits gave, f32 [R, >= width]; NULL
 /// data where no live key needs scoring.
@@ -133,5 +134,7 @@ RowQuestion question(const PagedMqaTopk& args, const Tensor& logits, int64_t row
 RowQuestion question(const MergeTopk& args, int64_t row);
 /// A full sort.
 RowAnswer answer(const RowQuestion& question);
+/// The blocks of a merge with their scores: those of the parts, each with the best that any part gives it. Ascending.
+std::vector<std::pair<int64_t, float>> merged_blocks(const MergeTopk& args, int64_t row);
 
 }  // namespace topkey::support

@@ -109,13 +109,29 @@ bool is_forced(const RowQuestion& q, int64_t position) {
   return position < q.force_first || position >= q.range.visible() - q.force_last;
 }
 
-std::vector<int32_t> best_blocks(const RowQuestion& q) {
-  struct Block {
-    int64_t id;
-    float score;
-  };
+struct Block {
+  int64_t id;
+  float score;
+};
+
+/// The best `count` of the blocks found, `newest` always among them; NaN where it was not found. Ascending.
+std::vector<Block> best_of(std::vector<Block> found, int64_t newest, int64_t count) {
+  std::vector<Block> chosen{{newest, canonical_nan()}};
+  for (const Block& block : found) {
+    if (block.id == newest) chosen[0] = block;
+  }
+  std::sort(found.begin(), found.end(),
+            [](const Block& a, const Block& b) { return comes_before(a.score, a.id, b.score, b.id); });
+  for (const Block& block : found) {
+    if (static_cast<int64_t>(chosen.size()) >= count) break;
+    if (block.id != newest) chosen.push_back(block);
+  }
+  std::sort(chosen.begin(), chosen.end(), [](const Block& a, const Block& b) { return a.id < b.id; });
+  return chosen;
+}
+
+std::vector<Block> best_blocks(const RowQuestion& q) {
   std::vector<Block> found;
-  const int64_t newest = (q.range.visible() - 1) / q.block_size;
   for (const Key& key : q.live) {  // ascending position, so blocks arrive in order
     const int64_t id = key.position / q.block_size;
     if (found.empty() || found.back().id != id) {
@@ -124,15 +140,44 @@ std::vector<int32_t> best_blocks(const RowQuestion& q) {
       found.back().score = key.score;
     }
   }
-  std::sort(found.begin(), found.end(),
-            [](const Block& a, const Block& b) { return comes_before(a.score, a.id, b.score, b.id); });
-  std::vector<int64_t> ids{newest};
-  for (const Block& block : found) {
-    if (static_cast<int64_t>(ids.size()) >= q.blocks) break;
-    if (block.id != newest) ids.push_back(block.id);
+  return best_of(std::move(found), (q.range.visible() - 1) / q.block_size, q.blocks);
+}
+
+/// A search of one rank's keys, asked of the whole: positions are distances from the whole window's start.
+RowQuestion sharded_question(const PagedMqaTopk& args, const Tensor& logits, int64_t row) {
+  const PagedKeys& keys = args.keys;
+  const int64_t run = std::max(1, keys.shard.interleave), world = keys.shard.world_size, rank = keys.shard.rank;
+  const auto global = [&](int64_t local) { return (local / run * world + rank) * run + local % run; };
+  RowQuestion q;
+  const RowRange own = row_range(args.rows, row, 0, keys.table_per_row ? -1 : keys.block_table.shape[0]);
+  q.range = own;
+  q.range.start = args.whole_start.data != nullptr ? int_at(args.whole_start, row) : 0;
+  q.range.end = args.whole_end.data != nullptr ? int_at(args.whole_end, row) : std::numeric_limits<int32_t>::max();
+  q.range.fill_only = own.request < 0 || own.wild_request || q.range.end <= q.range.start;
+  common(q, args.admit, args.out, args.topk);
+  q.wild = own.wild_request ? 1 : 0;
+  if (q.range.fill_only) return q;
+  std::vector<std::pair<int64_t, int64_t>> admitted;
+  if (!candidate_ranges(args.admit, row, q.range.visible(), &admitted)) admitted.push_back({0, q.range.visible()});
+  const int64_t line = table_line(keys.table_per_row, row, own);
+  const int64_t width = keys.block_table.shape[1] * keys.cache.page_size;
+  int64_t first = -1;  // of this rank's positions that both windows show
+  for (int64_t p = std::max<int64_t>(own.start, 0); p < own.end; ++p) {
+    const int64_t distance = global(p) - q.range.start;
+    if (distance < 0) continue;
+    if (distance >= q.range.visible()) break;
+    first = first < 0 ? p : first;
+    const bool in = std::any_of(admitted.begin(), admitted.end(),
+                                [&](const auto& r) { return r.first <= distance && distance < r.second; });
+    if (!in) continue;
+    const bool reached = p < width && (args.rows.max_len == 0 || p < first + args.rows.max_len);
+    if (!reached || !key_at(keys, line, p).has_value()) {
+      ++q.wild;
+    } else {
+      q.live.push_back({distance, canonical(logits.data != nullptr ? float_at(logits, row, p) : 0.F)});
+    }
   }
-  std::sort(ids.begin(), ids.end());
-  return {ids.begin(), ids.end()};
+  return q;
 }
 
 }  // namespace
@@ -172,6 +217,7 @@ RowQuestion question(const MqaTopk& args, const Tensor& logits, int64_t row) {
 
 RowQuestion question(const PagedMqaTopk& args, const Tensor& logits, int64_t row) {
   const PagedKeys& keys = args.keys;
+  if (keys.shard.world_size > 1) return sharded_question(args, logits, row);
   RowQuestion q;
   q.range = row_range(args.rows, row, 0, keys.table_per_row ? -1 : keys.block_table.shape[0]);
   common(q, args.admit, args.out, args.topk);
@@ -190,10 +236,12 @@ RowQuestion question(const PagedMqaTopk& args, const Tensor& logits, int64_t row
 RowQuestion question(const MergeTopk& args, int64_t row) {
   RowQuestion q;
   q.range = row_range(args.rows, row, 0, -1);
-  q.range.start = 0;
-  q.range.end = std::numeric_limits<int32_t>::max();
+  const int64_t end = q.range.end;
+  q.range.end = args.force_last > 0 ? end : q.range.start + std::numeric_limits<int32_t>::max();
   q.range.fill_only = q.range.request < 0;
   common(q, Admit{}, args.out, args.topk);
+  q.force_first = args.force_first, q.force_last = args.force_last;
+  q.blocks = 0;         // merged_blocks()
   q.must_score = true;  // a merge reads every entry it is given
   for (int64_t w = 0; w < args.indices.shape[0] && !q.range.fill_only; ++w) {
     for (int64_t i = 0; i < args.indices.shape[2]; ++i) {
@@ -201,11 +249,36 @@ RowQuestion question(const MergeTopk& args, int64_t row) {
       float score;
       std::memcpy(&index, element(args.indices, w, row, i), sizeof index);
       std::memcpy(&score, element(args.scores, w, row, i), sizeof score);
-      if (index >= 0) q.live.push_back({index, canonical(score)});
+      if (index >= 0) q.live.push_back({index - q.range.start, canonical(score)});
     }
   }
   std::sort(q.live.begin(), q.live.end(), [](const Key& a, const Key& b) { return a.position < b.position; });
   return q;
+}
+
+std::vector<std::pair<int64_t, float>> merged_blocks(const MergeTopk& args, int64_t row) {
+  std::vector<Block> found;
+  int64_t newest = -1;
+  for (int64_t w = 0; w < args.block_ids.shape[0]; ++w) {
+    for (int64_t i = 0; i < args.block_ids.shape[2]; ++i) {
+      int32_t id;
+      float score;
+      std::memcpy(&id, element(args.block_ids, w, row, i), sizeof id);
+      std::memcpy(&score, element(args.block_scores, w, row, i), sizeof score);
+      newest = std::max<int64_t>(newest, id);
+      if (id >= 0) found.push_back({id, canonical(score)});
+    }
+  }
+  std::vector<std::pair<int64_t, float>> result;
+  if (newest < 0) return result;
+  // The best of each: a stable sort by id keeps it in front.
+  std::sort(found.begin(), found.end(), [](const Block& a, const Block& b) {
+    return a.id != b.id ? a.id < b.id : comes_before(a.score, 0, b.score, 0);
+  });
+  found.erase(std::unique(found.begin(), found.end(), [](const Block& a, const Block& b) { return a.id == b.id; }),
+              found.end());
+  for (const Block& block : best_of(found, newest, args.out.blocks.shape[1])) result.push_back({block.id, block.score});
+  return result;
 }
 
 RowAnswer answer(const RowQuestion& q) {
@@ -226,7 +299,10 @@ RowAnswer answer(const RowQuestion& q) {
   }
   sorted.resize(static_cast<size_t>(count));
   result.chosen = std::move(sorted);
-  if (q.blocks > 0) result.blocks = best_blocks(q);
+  if (q.blocks == 0) return result;
+  for (const Block& block : best_blocks(q)) {
+    result.blocks.push_back(static_cast<int32_t>(block.id)), result.block_scores.push_back(block.score);
+  }
   return result;
 }
 

@@ -62,6 +62,7 @@ struct Problem {
   std::vector<int32_t> row_request;             ///< of each row, however the arguments say it
   std::vector<std::vector<int32_t>> page_ids;   ///< of each request, in order, whatever the table looks like
   Shard shard{};                                ///< set by shard_of
+  Array whole_start, whole_end;                 ///< set by shard_of: i32 [R], each row's window before the cut
   /// What the codes were made from, where they were quantised (normal data, not exact): q bf16 [R,H,D], keys bf16
   /// [B,T,D] (dense B = 1), weights f32 [R,H] before the fp8 q scale was folded in. Else absent.
   Array q_truth, keys_truth, weights_truth;
@@ -92,8 +93,7 @@ DType query_dtype(const ProblemSpec& spec);
 /// Rows r and keys of request b as a dense problem: the keys of positions 0..lens[b]-1 side by side, the rows of that
 /// request with their windows. `rows_of` receives the row numbers in `paged`.
 Problem dense_of(const Problem& paged, int32_t b, std::vector<int64_t>* rows_of);
-/// The part of a paged problem (windows without start) that one rank holds: own pages, own table, lengths of its own
-/// keys.
+/// The part of a paged problem (windows not wild) that one rank holds: own pages, own table, windows of its own keys.
 Problem shard_of(const Problem& whole, Shard shard);
 /// The same call for these rows only (request addressing, end or length per row).
 Problem rows_of(const Problem& whole, const std::vector<int64_t>& rows);

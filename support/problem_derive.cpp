@@ -87,13 +87,17 @@ Problem shard_of(const Problem& whole, Shard shard) {
   Problem p = rows_of(whole, all);
   p.shard = shard;
   p.keys_truth = {};
-  std::vector<int32_t> ends;
+  std::vector<int32_t> starts, ends, whole_starts, whole_ends;
+  const auto owned_before = [&](int64_t at) { return static_cast<int32_t>(at <= 0 ? at : shard.local_length(at)); };
   for (int64_t r : all) {
-    const int64_t end = row_range(whole.rows(), r, 0, -1).end;
-    ends.push_back(static_cast<int32_t>(end <= 0 ? end : shard.local_length(end)));
+    const RowRange range = row_range(whole.rows(), r, 0, -1);
+    starts.push_back(owned_before(range.start)), ends.push_back(owned_before(range.end));
+    whole_starts.push_back(static_cast<int32_t>(range.start)), whole_ends.push_back(static_cast<int32_t>(range.end));
   }
   p.length = {};
   p.end = Array::of(ends);
+  if (whole.start) p.start = Array::of(starts);
+  p.whole_start = Array::of(whole_starts), p.whole_end = Array::of(whole_ends);
   const auto owned = [&](int64_t g) {
     return g / std::max(1, shard.interleave) % std::max(1, shard.world_size) == shard.rank;
   };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * The C border seen from C11: topkey_c.h alone, one real call, one refused call. Called by abi_test.cpp. */
+ * The C border seen from C11: one real call, one refused call, a communicator of a C program. Called by abi_test.cpp. */
 #include "topkey/topkey_c.h"
+#include "topkey/topkey_shard_c.h"
 
 #include <string.h>
 
@@ -43,5 +44,61 @@ const char* topkey_abi_c_check(void) {
   if (topkey_expand_rows(&args, &exec) != TOPKEY_INVALID_ARGUMENT) return "f32 lengths were not refused";
   if (strncmp(topkey_last_error(), "expand_rows: ", 13) != 0) return "the error does not name the operation";
   if (topkey_abi_version() != TOPKEY_ABI_VERSION) return "header and library speak different ABIs";
+  return NULL;
+}
+
+/* A transport of a C program: two ranks, of which this one plays both, the other having sent `other`. */
+struct two_ranks {
+  const void* other;
+  int failures;
+  int broken;
+};
+static topkey_status two_gatherv(void* ctx, const void* send, void* receive, const size_t* bytes, void* stream) {
+  struct two_ranks* two = (struct two_ranks*)ctx;
+  (void)stream;
+  if (two->broken) return TOPKEY_PEER_ERROR;
+  memmove(receive, send, bytes[0]);
+  memcpy((char*)receive + bytes[0], two->other, bytes[1]);
+  return TOPKEY_OK;
+}
+static topkey_status two_gather(void* ctx, const void* send, void* receive, size_t bytes, void* stream) {
+  const size_t both[2] = {bytes, bytes};
+  return two_gatherv(ctx, send, receive, both, stream);
+}
+static void two_fail(void* ctx, const char* sentence) {
+  (void)sentence;
+  ++((struct two_ranks*)ctx)->failures;
+}
+
+const char* topkey_abi_c_ranks_check(void);
+const char* topkey_abi_c_ranks_check(void) {
+  int32_t buffer[3] = {7, -1, -1};
+  static const int32_t other[2] = {8, 9}, want[3] = {7, 8, 9};
+  static const int64_t sizes[2] = {1, 2};
+  struct two_ranks two = {other, 0, 0};
+  topkey_communicator comm;
+  topkey_exchange_rows_args args;
+  topkey_exec exec;
+  memset(&comm, 0, sizeof comm);
+  memset(&args, 0, sizeof args);
+  memset(&exec, 0, sizeof exec);
+  comm.struct_size = sizeof comm;
+  comm.size = 2;
+  comm.all_gather = two_gather;
+  comm.all_gatherv = two_gatherv;
+  comm.fail = two_fail;
+  comm.ctx = &two;
+  args.buffer = vector_i32(buffer, 3);
+  args.row_shard_sizes = sizes;
+  if (topkey_exchange_rows_workspace_bytes(&args, &comm, &exec) != 0) return "contiguous rows were to be staged";
+  if (topkey_exchange_rows(&args, &comm, &exec) != TOPKEY_OK) return topkey_last_error();
+  if (memcmp(buffer, want, sizeof want) != 0) return "exchange_rows left other rows";
+  if (comm.received_bytes != 8) return "received bytes were not counted";
+  two.broken = 1;
+  if (topkey_exchange_rows(&args, &comm, &exec) != TOPKEY_PEER_ERROR) return "a failed callback was not reported";
+  if (two.failures != 1) return "the peers were not told";
+  comm.all_gatherv = NULL;
+  if (topkey_exchange_rows(&args, &comm, &exec) != TOPKEY_INVALID_ARGUMENT) return "a null callback was not refused";
+  if (two.failures != 2) return "the peers were not told of a refusal";
   return NULL;
 }

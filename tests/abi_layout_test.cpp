@@ -95,7 +95,9 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
 #define TOPK(F) F(struct_size) F(scores) F(row_topk) F(rows) F(admit) F(topk) F(out)
 #define SELECT_BLOCKS(F) F(struct_size) F(scores) F(rows) F(block_size) F(blocks)
 #define MQA_TOPK(F) F(struct_size) F(q) F(keys) F(rows) F(admit) F(topk) F(out)
-#define MERGE_TOPK(F) F(struct_size) F(scores) F(indices) F(topk) F(rows) F(out)
+#define PAGED_MQA_TOPK(F) MQA_TOPK(F) F(whole_start) F(whole_end) F(block_scores)
+#define MERGE_TOPK(F) \
+  F(struct_size) F(scores) F(indices) F(topk) F(rows) F(out) F(force_first) F(force_last) F(block_scores) F(block_ids)
 #define POOL_K(F) \
   F(struct_size) F(k) F(gate) F(ape) F(positions) F(q_indptr) F(slot_mapping) F(tail) F(tail_slots) F(pool_size) \
   F(scale) F(cache) F(request) F(next_n)
@@ -115,6 +117,12 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
 #define INDEXER_STEP(F) \
   F(struct_size) F(k) F(k_scales) F(gate) F(ape) F(positions) F(slot_mapping) F(tail) F(tail_slots) F(norm) F(rope) \
   F(hadamard) F(q) F(keys) F(rows) F(num_decode_rows) F(candidates) F(out) F(cleared) F(skip_step)
+#define SHARD_SPEC(F) \
+  F(struct_size) F(context) F(row_rank) F(row_shards) F(prefill_rank) F(prefill_size) F(shard_decode) F(exchange_limit)
+#define SHARD_STEP(F) \
+  F(struct_size) F(comm) F(prefill_comm) F(row_shard_sizes) F(whole_start) F(whole_end) F(gathered) F(key_indptr) \
+  F(total_keys) F(gathered_start)
+#define EXCHANGE_ROWS(F) F(struct_size) F(buffer) F(width) F(first_row) F(row_shard_sizes)
 // clang-format on
 
 CHECK_TWIN(topkey_tensor, Tensor, TENSOR)
@@ -142,7 +150,7 @@ CHECK_TWIN(topkey_paged_mqa_logits_args, PagedMqaLogits, PAGED_MQA_LOGITS)
 CHECK_TWIN(topkey_topk_args, Topk, TOPK)
 CHECK_TWIN(topkey_select_blocks_args, SelectBlocks, SELECT_BLOCKS)
 CHECK_TWIN(topkey_mqa_topk_args, MqaTopk, MQA_TOPK)
-CHECK_TWIN(topkey_paged_mqa_topk_args, PagedMqaTopk, MQA_TOPK)
+CHECK_TWIN(topkey_paged_mqa_topk_args, PagedMqaTopk, PAGED_MQA_TOPK)
 CHECK_TWIN(topkey_merge_topk_args, MergeTopk, MERGE_TOPK)
 CHECK_TWIN(topkey_pool_k_args, PoolK, POOL_K)
 CHECK_TWIN(topkey_compress_k_args, CompressK, COMPRESS_K)
@@ -153,6 +161,9 @@ CHECK_TWIN(topkey_plan_step_args, PlanStep, PLAN_STEP)
 CHECK_TWIN(topkey_indexer_config, IndexerConfig, INDEXER_CONFIG)
 CHECK_TWIN(topkey_indexer_limits, IndexerLimits, INDEXER_LIMITS)
 CHECK_TWIN(topkey_indexer_step, IndexerStep, INDEXER_STEP)
+CHECK_TWIN(topkey_shard_spec, ShardSpec, SHARD_SPEC)
+CHECK_TWIN(topkey_shard_step, ShardStep, SHARD_STEP)
+CHECK_TWIN(topkey_exchange_rows_args, ExchangeRows, EXCHANGE_ROWS)
 
 /// A C name for each C++ value, in the order of the C++ enumeration from 0: so each value is checked, and none has been
 /// inserted.
@@ -211,8 +222,11 @@ static_assert(static_cast<int>(TOPKEY_FLAG_OVERLAP_PREVIOUS) == static_cast<int>
 static_assert(sizeof(topkey_step_plan) == 72 && offsetof(topkey_step_plan, rows_sharded) == 64);
 
 TEST(AbiLayout, NoStructOfTheHeaderIsForgotten) {
-  std::ifstream file(TOPKEY_SOURCE_DIR "/include/topkey/topkey_c.h");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string text;
+  for (const char* name : {"topkey_c.h", "topkey_shard_c.h"}) {
+    std::ifstream file(std::string(TOPKEY_SOURCE_DIR "/include/topkey/") + name);
+    text.append(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
   const std::regex struct_name("typedef struct (topkey_[a-z0-9_]+) \\{");
   std::set<std::string> names;
   for (std::sregex_iterator match(text.begin(), text.end(), struct_name), none; match != none; ++match) {
@@ -220,6 +234,7 @@ TEST(AbiLayout, NoStructOfTheHeaderIsForgotten) {
   }
   EXPECT_GT(names.size(), 25u);
   names.erase("topkey_step_plan");
+  names.erase("topkey_communicator");  // its twin is a class
   EXPECT_EQ(looked_at(), names);
 }
 

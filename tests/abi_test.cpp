@@ -18,6 +18,7 @@
 #include "topkey/topkey.h"
 
 extern "C" const char* topkey_abi_c_check(void);
+extern "C" const char* topkey_abi_c_ranks_check(void);
 
 namespace {
 
@@ -222,6 +223,11 @@ TEST(Abi, CppCarriesStatusAndSentence) {
 
 TEST(Abi, FromC11) {
   const char* fault = topkey_abi_c_check();
+  EXPECT_EQ(fault, nullptr) << fault;
+}
+
+TEST(Abi, ACommunicatorOfACProgram) {
+  const char* fault = topkey_abi_c_ranks_check();
   EXPECT_EQ(fault, nullptr) << fault;
 }
 

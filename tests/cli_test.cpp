@@ -224,5 +224,37 @@ TEST_F(Cli, ARealTraceShowsAttentionAndText) {
   EXPECT_EQ(run_command("check --rows 4 " + file).code, 0);
 }
 
+TEST_F(Cli, RunsOnRanks) {
+  const std::string trace = path("ranks.safetensors");
+  ASSERT_EQ(run_command("make-trace -o " + trace +
+                        " --rows 9 --keys 300 --requests 3 --topk 40 --heads 4 --head-dim 32 --page-size 16")
+                .code,
+            0);
+  for (const std::string cut : {"context", "rows", "prefill"}) {
+    const std::string arguments = "run " + trace + " --ranks 3 --interleave 4 --json --shard " + cut;
+    const Outcome outcome = run_command(arguments);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["equal"], true) << cut;
+    EXPECT_EQ(json["by_rank"].size(), 3U) << cut;
+    EXPECT_GT(json["received"], 0) << cut;
+    EXPECT_GE(json["balance"], 1.0) << cut;
+    EXPECT_LT(json["balance"], 2.0) << cut;
+  }
+  EXPECT_THAT(run_command("run " + trace + " --ranks 2").out,
+              HasSubstr("equal to the answer of one rank, bit for bit"));
+  const std::string dense = path("dense.safetensors");
+  ASSERT_EQ(run_command("make-trace -o " + dense + " --op mqa_topk --rows 2 --keys 30").code, 0);
+  expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");
+}
+
+TEST_F(Cli, TellsWhatShardingWouldCost) {
+  const Outcome outcome = run_command("scale --context 131072 --rows 64 --requests 64 --ranks 4");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("model, not measured"));
+  // Three others send 64 rows of 2048 winners, 8 bytes each.
+  EXPECT_THAT(outcome.out, HasSubstr(std::to_string(3 * 64 * 2048 * 8)));
+}
+
 }  // namespace
 }  // namespace topkey::testing

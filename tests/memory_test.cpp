@@ -160,11 +160,13 @@ size_t search_bytes(const Sizes& s) {
   }
   if (s.paged) {
     rows.request = tensor(nullptr, DType::i32, {s.rows});
-    PagedKeys keys{};
+    PagedMqaTopk a{};
+    a.q = q, a.rows = rows, a.admit = admit, a.topk = s.topk, a.out = out;
+    PagedKeys& keys = a.keys;
     keys.cache = {tensor(nullptr, DType::u8, {9, 64 * row_bytes(s.format, s.head_dim)}), s.format, Layout::planar, 64,
                   s.head_dim};
     keys.block_table = tensor(nullptr, DType::i32, {std::max<int64_t>(s.rows, 1), s.keys / 64});
-    return paged_mqa_topk_workspace_bytes({0, q, keys, rows, admit, s.topk, out}, on("cpu"));
+    return paged_mqa_topk_workspace_bytes(a, on("cpu"));
   }
   const int64_t width = s.format == KeyFormat::q8_0 ? s.head_dim / 32 * 34 : s.head_dim;
   DenseKeys keys{tensor(nullptr, values, {s.keys, width}), {}, s.format};

@@ -158,12 +158,8 @@ void selection(Subject<A>& s, bool has_blocks = true) {
   s.wrong("zero", "topk must ", [](A& a) { a.topk = 0; });
   s.wrong("negative", "topk must ", [](A& a) { a.topk = -3; });
   s.wrong("wider than the outputs", "out.indices must ", [](A& a) { a.topk = kTopkCount + 1; });
-  const Tensor blocks = s.arena.out(DType::i32, {kRowCount, 2});
-  if (!has_blocks) {
-    s.wrong("given in a merge", "out.blocks must ", [blocks](A& a) { a.out.blocks = blocks, a.out.block_size = 2; });
-    return;
-  }
-  s.args.out.blocks = blocks;
+  if (!has_blocks) return;
+  s.args.out.blocks = s.arena.out(DType::i32, {kRowCount, 2});
   s.args.out.block_size = 2;
   s.tensor(TOPKEY_TENSOR(A, out.blocks), kI32Only, ">*", kUnitStride | kWritten);
   s.wrong("zero", "out.block_size must ", [](A& a) { a.out.block_size = 0; });
@@ -301,7 +297,29 @@ TEST_P(ValidateSearch, PagedMqaTopk) {
   s.tensor(TOPKEY_TENSOR(A, keys.block_table), kI32Only, "**", kRequired);
   admission(s, false);
   selection(s);
-  s.wrong("a start under a shard", "rows.start must ", [](A& a) { a.keys.shard = {0, 2, 1}; });
+  s.wrong("a start under a shard", "whole_start must ", [](A& a) { a.keys.shard = {0, 2, 1}; });
+  const Tensor window = s.arena.in(DType::i32, {kRowCount});
+  s.wrong("given without a shard", "whole_start must ", [window](A& a) { a.whole_start = window; });
+  s.wrong("given without a shard", "whole_end must ", [window](A& a) { a.whole_end = window; });
+  check_subject(s, exec());
+}
+
+TEST_P(ValidateSearch, PagedMqaTopkUnderAShard) {
+  using A = PagedMqaTopk;
+  Subject<A> s;
+  rows_by_id(s, false);
+  query(s, KeyFormat::fp8);
+  paged_keys(s);
+  admission(s, false);
+  selection(s);
+  s.args.keys.shard = {1, 2, 4};
+  s.args.whole_start = s.arena.in(DType::i32, {kRowCount});
+  s.args.whole_end = s.arena.in(DType::i32, {kRowCount});
+  s.args.block_scores = s.arena.out(DType::f32, {kRowCount, 2});
+  s.tensor(TOPKEY_TENSOR(A, whole_start), kI32Only, ">", kRequired);
+  s.tensor(TOPKEY_TENSOR(A, whole_end), kI32Only, ">", kRequired);
+  s.tensor(TOPKEY_TENSOR(A, block_scores), kF32Only, ">>", kUnitStride | kWritten);
+  s.wrong("scores of no blocks", "block_scores must ", [](A& a) { a.out.blocks = Tensor{}; });
   check_subject(s, exec());
 }
 
@@ -327,6 +345,30 @@ TEST_P(ValidateSearch, MergeTopk) {
   s.tensor(TOPKEY_TENSOR(A, scores), kF32Only, "?>?", kRequired | kUnitStride);
   s.tensor(TOPKEY_TENSOR(A, indices), kI32Only, "=>=", kRequired | kUnitStride);
   selection(s, false);
+  s.wrong("negative", "force_first must ", [](A& a) { a.force_first = -1; });
+  s.wrong("negative", "force_last must ", [](A& a) { a.force_last = -1; });
+  s.wrong("without an end", "rows.end must ", [](A& a) { a.force_last = 1, a.rows.end = a.rows.length = Tensor{}; });
+  const Tensor blocks = s.arena.out(DType::i32, {kRowCount, 2});
+  s.wrong("blocks of no parts", "block_ids must ", [blocks](A& a) { a.out.blocks = blocks; });
+  const Tensor ids = s.arena.in(DType::i32, {2, kRowCount, 3}), scores = s.arena.in(DType::f32, {2, kRowCount, 3});
+  s.wrong("without blocks", "block_ids must ", [ids](A& a) { a.block_ids = ids; });
+  s.wrong("without blocks", "block_scores must ", [scores](A& a) { a.block_scores = scores; });
+  check_subject(s, exec());
+}
+
+TEST_P(ValidateSearch, MergeTopkWithBlocks) {
+  using A = MergeTopk;
+  Subject<A> s;
+  rows_by_id(s, true);
+  s.args.scores = s.arena.in(DType::f32, {2, kRowCount, kKeys});
+  s.args.indices = s.arena.in(DType::i32, {2, kRowCount, kKeys});
+  selection(s, false);
+  s.args.out.blocks = s.arena.out(DType::i32, {kRowCount, 2});
+  s.args.block_ids = s.arena.in(DType::i32, {2, kRowCount, 2});
+  s.args.block_scores = s.arena.in(DType::f32, {2, kRowCount, 2});
+  s.tensor(TOPKEY_TENSOR(A, out.blocks), kI32Only, ">*", kUnitStride | kWritten);
+  s.tensor(TOPKEY_TENSOR(A, block_ids), kI32Only, "?>>", kRequired | kUnitStride);
+  s.tensor(TOPKEY_TENSOR(A, block_scores), kF32Only, "=>=", kRequired | kUnitStride);
   check_subject(s, exec());
 }
 

@@ -22,5 +22,6 @@
 #include "topkey/merge.h"
 #include "topkey/plan.h"
 #include "topkey/indexer.h"
+#include "topkey/shard.h"
 #include "topkey/backend.h"
 // clang-format on

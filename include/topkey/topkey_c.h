@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT
  *
- * The C border of TopKey: every exported symbol and every struct that crosses it. C11, self-contained.
+ * The C border of TopKey: every exported symbol and every struct that crosses it, but for several ranks
+ * (topkey_shard_c.h). C11, self-contained.
  * The C++ headers are inline over this file; each struct here has a C++ twin with the same fields in the same order and the
  * same layout, where each field is described (types.h, format.h, ..., search.h). Zero is the default of every field.
  * A struct that a call takes by pointer begins with `struct_size`: set it to sizeof the struct (0 means the size it had in
@@ -316,6 +317,7 @@ typedef struct topkey_paged_mqa_topk_args {
   topkey_admit admit;
   int32_t topk;
   topkey_selection out;
+  topkey_tensor whole_start, whole_end, block_scores;
 } topkey_paged_mqa_topk_args;
 
 typedef struct topkey_merge_topk_args {
@@ -324,6 +326,8 @@ typedef struct topkey_merge_topk_args {
   int32_t topk;
   topkey_rows rows;
   topkey_selection out;
+  int32_t force_first, force_last;
+  topkey_tensor block_scores, block_ids;
 } topkey_merge_topk_args;
 
 typedef struct topkey_pool_k_args {

@@ -34,7 +34,8 @@ void sort_entries(const Entries& entries, const Forced& forced, uint64_t* words)
 template <class At>
 void put_indices(const Emitter& e, int64_t row, const RowFact& fact, const Entries& entries, const At& at,
                  int32_t* indices) {
-  const int64_t shift = (e.out->index_base.data != nullptr ? read_i32(e.out->index_base, row) : 0) - fact.start;
+  const int64_t start = e.shard.active() ? 0 : fact.start;
+  const int64_t shift = (e.out->index_base.data != nullptr ? read_i32(e.out->index_base, row) : 0) - start;
   if (e.shard.active() || e.out->order == Order::score) {
     for (int64_t i = 0; i < entries.size; ++i)
       indices[i] = static_cast<int32_t>(e.shard.global(entries.position[at(i)]) + shift);
@@ -94,10 +95,14 @@ void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries&
   if (out.counts.data != nullptr) *row_of(out.counts, row) = static_cast<int32_t>(entries.size);
 }
 
-void emit_blocks(const Tensor& blocks, int64_t row, const int32_t* ids, int64_t n) {
+void emit_blocks(const Tensor& blocks, const Tensor& scores, int64_t row, const Entries& chosen) {
   int32_t* cells = row_of(blocks, row);
-  std::copy(ids, ids + n, cells);
-  std::fill(cells + n, cells + blocks.shape[1], -1);
+  std::copy(chosen.position, chosen.position + chosen.size, cells);
+  std::fill(cells + chosen.size, cells + blocks.shape[1], -1);
+  float* values = reinterpret_cast<float*>(row_of(scores, row));
+  if (values == nullptr) return;
+  for (int64_t i = 0; i < chosen.size; ++i) values[i] = canonical(chosen.score[i]);
+  std::fill(values + chosen.size, values + blocks.shape[1], -std::numeric_limits<float>::infinity());
 }
 
 }  // namespace topkey::cpu

@@ -28,7 +28,7 @@ int64_t slot_of(const SlotMap& map, int64_t row, int64_t request, int64_t positi
 /// it.
 void emit_row(const Emitter& e, int64_t row, const RowFact& fact, const Entries& entries, const Forced& forced,
               Counts& counts);
-/// Block ids, ascending, then -1.
-void emit_blocks(const Tensor& blocks, int64_t row, const int32_t* ids, int64_t n);
+/// Block ids, ascending, then -1; their scores, then -inf, where `scores` is given.
+void emit_blocks(const Tensor& blocks, const Tensor& scores, int64_t row, const Entries& chosen);
 
 }  // namespace topkey::cpu

@@ -22,6 +22,7 @@ struct Job {
   const Tensor* row_topk;
   Shard shard;
   bool absolute_slots;
+  Tensor whole_start, whole_end, block_scores;
 };
 
 /// Answers every row of the job.

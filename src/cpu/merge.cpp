@@ -36,6 +36,12 @@ int64_t scratch_bytes(int64_t entries, int64_t topk) {
   return static_cast<int64_t>(arena.used());
 }
 
+/// Words that a row needs at most.
+int64_t entries_of(const MergeTopk& a) {
+  const int64_t blocks = a.out.blocks.data != nullptr ? a.block_ids.shape[0] * a.block_ids.shape[2] : 0;
+  return std::max(a.scores.shape[0] * a.scores.shape[2], blocks);
+}
+
 int64_t collect(const MergeTopk& a, int64_t row, uint64_t* words, Counts& counts) {
   int64_t n = 0;
   for (int64_t part = 0; part < a.scores.shape[0]; ++part) {
@@ -54,24 +60,76 @@ int64_t collect(const MergeTopk& a, int64_t row, uint64_t* words, Counts& counts
   return n;
 }
 
+int64_t position_of(uint64_t word) { return static_cast<uint32_t>(word); }
+bool by_position(uint64_t x, uint64_t y) { return position_of(x) < position_of(y); }
+
+Forced forced_of(const MergeTopk& a, const RowFact& fact) {
+  Forced f;
+  if (a.force_first > 0) f.first = fact.start + a.force_first;
+  if (a.force_last > 0) f.last = fact.end - a.force_last;
+  return f;
+}
+
+/// Moves the k best of all words to the front, in position order: forced ones first, then the smallest.
+void choose(uint64_t* words, int64_t all, int64_t k, const Forced& forced, Counts& counts) {
+  if (k < all) {
+    const int64_t f =
+        std::partition(words, words + all, [&](uint64_t w) { return forced.has(position_of(w)); }) - words;
+    if (f > k) {
+      std::nth_element(words, words + k, words + f, by_position);
+    } else {
+      std::nth_element(words + f, words + k, words + all);
+      const bool cut = k > f;  // the last one kept is there by its score
+      counts.add(kTiedCuts, cut && *std::max_element(words + f, words + k) >> 32 == words[k] >> 32);
+    }
+  }
+  std::sort(words, words + k, by_position);
+}
+
+/// Best key of each block that a part publishes, one word a block; then as entries are chosen, the newest one forced.
+void merge_blocks(const MergeTopk& a, int64_t row, const MergeScratch& s) {
+  int64_t n = 0;
+  for (int64_t part = 0; part < a.block_ids.shape[0]; ++part) {
+    const float* scores = static_cast<const float*>(a.block_scores.data) + part * a.block_scores.stride[0] +
+                          row * a.block_scores.stride[1];
+    const int32_t* ids =
+        static_cast<const int32_t*>(a.block_ids.data) + part * a.block_ids.stride[0] + row * a.block_ids.stride[1];
+    for (int64_t i = 0; i < a.block_ids.shape[2]; ++i) {
+      if (ids[i] >= 0) s.words[n++] = static_cast<uint64_t>(ids[i]) << 32 | static_cast<uint32_t>(~key_of(scores[i]));
+    }
+  }
+  std::sort(s.words, s.words + n);  // equal blocks together, the best score first
+  const auto same_block = [](uint64_t x, uint64_t y) { return x >> 32 == y >> 32; };
+  n = std::unique(s.words, s.words + n, same_block) - s.words;
+  Forced newest;
+  if (n > 0) newest.last = static_cast<int64_t>(s.words[n - 1] >> 32);
+  for (int64_t i = 0; i < n; ++i) s.words[i] = s.words[i] << 32 | s.words[i] >> 32;
+  const int64_t k = std::min(n, a.out.blocks.shape[1]);
+  Counts none;
+  choose(s.words, n, k, newest, none);
+  int32_t* cells = static_cast<int32_t*>(a.out.blocks.data) + row * a.out.blocks.stride[0];
+  for (int64_t i = 0; i < k; ++i) cells[i] = static_cast<int32_t>(position_of(s.words[i]));
+  std::fill(cells + k, cells + a.out.blocks.shape[1], -1);
+}
+
 void merge_row(const MergeTopk& a, const Emitter& emitter, int64_t row, const MergeScratch& s, Counts& counts) {
-  RowFact fact = read_row(a.rows, row, 0);
-  fact.start = fact.end = 0;  // positions are global already
+  const RowFact fact = read_row(a.rows, row, 0);
+  const Forced forced = forced_of(a, fact);
   const int64_t all = fact.request < 0 ? 0 : collect(a, row, s.words, counts);
   const int64_t k = std::min<int64_t>(a.topk, all);
-  if (k < all) {
-    std::nth_element(s.words, s.words + k, s.words + all);
-    const uint64_t last = *std::max_element(s.words, s.words + k);
-    counts.add(kTiedCuts, last >> 32 == s.words[k] >> 32);
-  }
-  const auto by_position = [](uint64_t x, uint64_t y) { return static_cast<uint32_t>(x) < static_cast<uint32_t>(y); };
-  std::sort(s.words, s.words + k, by_position);
+  choose(s.words, all, k, forced, counts);
   for (int64_t i = 0; i < k; ++i) {
     s.score[i] = score_of_key(~static_cast<uint32_t>(s.words[i] >> 32));
-    s.position[i] = static_cast<int32_t>(static_cast<uint32_t>(s.words[i]));
+    s.position[i] = static_cast<int32_t>(position_of(s.words[i]));
   }
   counts.add(kRows);
-  emit_row(emitter, row, fact, {s.score, s.position, k}, Forced{}, counts);
+  emit_row(emitter, row, fact, {s.score, s.position, k}, forced, counts);
+  if (a.out.blocks.data == nullptr || emitter.dry) return;
+  if (fact.request < 0) {
+    emit_blocks(a.out.blocks, {}, row, {});
+  } else {
+    merge_blocks(a, row, s);
+  }
 }
 
 }  // namespace
@@ -83,7 +141,7 @@ size_t merge_workspace_bytes(int64_t entries, int64_t topk) {
 }
 
 void merge_topk(const MergeTopk& a, const Exec& exec) {
-  const int64_t entries = a.scores.shape[0] * a.scores.shape[2];
+  const int64_t entries = entries_of(a);
   const int64_t each = std::max<int64_t>(scratch_bytes(entries, a.topk), 1);
   const int64_t fit = (static_cast<int64_t>(exec.workspace_bytes) - kShared) / each;
   int64_t wild = 0;

@@ -10,6 +10,8 @@ namespace {
 
 int64_t cost_of(const RowFact& f) { return f.scored ? std::min(f.live, f.high - f.low) : 0; }
 
+bool starts_alike(const RowFact& a, const RowFact& b) { return a.start == b.start && a.whole_start == b.whole_start; }
+
 /// Rows of the next group where `left` scored rows are to come. Large groups decode a key for many rows; the last ones
 /// are small, so that workers end together; few rows are cut along their keys instead.
 int64_t rows_of_group(const Cutting& cut, int64_t left, int64_t scored) {
@@ -22,7 +24,7 @@ int64_t rows_of_group(const Cutting& cut, int64_t left, int64_t scored) {
 int64_t group_end(const Cutting& cut, const RowFact* facts, int64_t first, int64_t rows, int64_t most) {
   int64_t end = first + 1;
   while (!cut.row_by_row && end < rows && end - first < most && facts[end].scored &&
-         facts[end].table_row == facts[first].table_row && (!cut.by_start || facts[end].start == facts[first].start)) {
+         facts[end].table_row == facts[first].table_row && (!cut.by_start || starts_alike(facts[end], facts[first]))) {
     ++end;
   }
   return end;
@@ -100,9 +102,15 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
   }
   // Slices are cut at multiples of step from the start, where blocks begin.
   const int64_t base = facts[first].start + (low - facts[first].start) / step * step;
+  // Under a shard a block has as many keys as this rank owns of it: the slice ends where the block of its end begins.
+  const auto cut_at = [&](int64_t key) {
+    const RowFact& f = facts[first];
+    return cut.block_size > 0 && f.shard.active() ? f.position_at(f.distance(key) / cut.block_size * cut.block_size)
+                                                  : key;
+  };
   for (int64_t s = 0; s < slices; ++s) {
-    const int64_t from = s == 0 ? low : std::max(low, base + s * length);
-    const int64_t to = s + 1 == slices ? high : std::max(low, base + (s + 1) * length);
+    const int64_t from = s == 0 ? low : std::max(low, cut_at(base + s * length));
+    const int64_t to = s + 1 == slices ? high : std::max(low, cut_at(base + (s + 1) * length));
     Task& task = table.tasks[state.num_tasks++];
     task.first_row = static_cast<int32_t>(first), task.num_rows = static_cast<int32_t>(rows);
     task.first_key = std::min(from, high), task.last_key = std::min(to, high);

@@ -105,6 +105,7 @@ class Pass {
     const int64_t row = first_row_ + r;
     RowFact& fact = room_.table.facts[r];
     fact = read_row(job_.rows, row, job_.source.count);
+    shard_row(fact, job_.shard, job_.whole_start, job_.whole_end, row);
     measure(fact, row);
     room_.table.gates[r].store(0, std::memory_order_relaxed);
     counts_.add(kRows);
@@ -188,8 +189,8 @@ class Pass {
   /// Whether the row's newest block, which slices never cut, is this slice's. Rows of a group end apart, so it need not
   /// be the last slice's; nor need it have a key.
   bool has_newest(const Task& task, const RowFact& fact) const {
-    if (task.slices == 1 || fact.size() == 0 || job_.out.blocks.data == nullptr) return true;
-    const int64_t block = fact.start + (fact.size() - 1) / job_.out.block_size * job_.out.block_size;
+    if (task.slices == 1 || fact.whole_size() == 0 || job_.out.blocks.data == nullptr) return true;
+    const int64_t block = fact.position_at((fact.whole_size() - 1) / job_.out.block_size * job_.out.block_size);
     return (task.slice == 0 || task.first_key <= block) && (task.slice + 1 == task.slices || block < task.last_key);
   }
 
@@ -265,8 +266,7 @@ class Pass {
               const Cut& cut) {
     counts_.add(kTiedCuts, cut.tied);
     if (job_.topk > 0) emit_row(emitter_, row, fact, entries, forced, counts_);
-    if (job_.out.blocks.data != nullptr && !emitter_.dry)
-      emit_blocks(job_.out.blocks, row, blocks.position, blocks.size);
+    if (job_.out.blocks.data != nullptr && !emitter_.dry) emit_blocks(job_.out.blocks, job_.block_scores, row, blocks);
   }
 
   /// Whether the whole team merges each row, because there are fewer of them than members.
@@ -402,6 +402,7 @@ int64_t useful_workers(const Job& job) {
   double work = 0;
   for (int64_t r = 0; r < job.rows.count && work < 1024 * kGrain; ++r) {
     RowFact fact = read_row(job.rows, r, job.source.count);
+    shard_row(fact, job.shard, job.whole_start, job.whole_end, r);
     clip_row(fact, job.source.count, job.rows.max_len);
     const int64_t keys = fact.high - fact.low;
     if (keys > job.topk || needs_scores(job.out)) work += static_cast<double>(keys) * per_key;

@@ -67,6 +67,9 @@ void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
   add_query(job, a.q);
   job.shard = a.keys.shard;
   job.absolute_slots = true;
+  job.whole_start = a.whole_start;
+  job.whole_end = a.whole_end;
+  job.block_scores = a.block_scores;
   run_job(job, exec);
 }
 

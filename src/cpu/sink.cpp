@@ -11,14 +11,14 @@ namespace topkey::cpu {
 
 Forced forced_keys(const Admit& admit, const RowFact& fact) {
   Forced f;
-  if (admit.force_first > 0) f.first = fact.start + admit.force_first;
-  if (admit.force_last > 0) f.last = fact.end - admit.force_last;
+  if (admit.force_first > 0) f.first = fact.position_at(admit.force_first);
+  if (admit.force_last > 0) f.last = fact.position_at(fact.whole_end - fact.whole_start - admit.force_last);
   return f;
 }
 
 Forced forced_block(const RowFact& fact, int64_t block_size) {
   Forced f;
-  f.last = (fact.end - 1 - fact.start) / block_size;
+  f.last = (fact.whole_end - 1 - fact.whole_start) / block_size;
   return f;
 }
 
@@ -50,8 +50,8 @@ void RowSink::close_block() {
 void RowSink::turn_to_block(int64_t position) {
   if (in_block_ && position < block_end_) return;
   close_block();
-  block_id_ = static_cast<int32_t>((position - fact_->start) / block_size_);
-  block_end_ = fact_->start + (block_id_ + int64_t{1}) * block_size_;
+  block_id_ = static_cast<int32_t>(fact_->distance(position) / block_size_);
+  block_end_ = fact_->position_at((block_id_ + int64_t{1}) * block_size_);
   block_key_ = 0;
   in_block_ = true;
 }
@@ -107,7 +107,8 @@ void RowSink::finish(bool newest, bool merged) {
   if (block_size_ == 0) return;
   close_block();
   const int64_t last = blocks_.forced().last;
-  if (newest && fact_->size() > 0 && block_id_ != last) blocks_.append(canonical_nan(), static_cast<int32_t>(last));
+  if (newest && fact_->whole_size() > 0 && block_id_ != last)
+    blocks_.append(canonical_nan(), static_cast<int32_t>(last));
   if (!merged) blocks_.finish();
 }
 

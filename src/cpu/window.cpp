@@ -45,7 +45,18 @@ RowFact read_row(const Rows& rows, int64_t row, int64_t default_end) {
   } else {
     f.end = read_i32(rows.end, row / next_n) - next_n + 1 + row % next_n;
   }
+  f.whole_start = f.start;
+  f.whole_end = f.end;
   return f;
+}
+
+void shard_row(RowFact& fact, Shard shard, const Tensor& whole_start, const Tensor& whole_end, int64_t row) {
+  if (!shard.active()) return;
+  fact.shard = shard;
+  fact.whole_start = whole_start.data != nullptr ? read_i32(whole_start, row) : 0;
+  fact.whole_end = whole_end.data != nullptr ? read_i32(whole_end, row) : INT32_MAX;
+  fact.start = std::max(fact.start, fact.position_at(0));
+  if (whole_end.data != nullptr) fact.end = std::min(fact.end, fact.position_at(fact.whole_end - fact.whole_start));
 }
 
 void clip_row(RowFact& fact, int64_t count, int64_t max_len) {
@@ -58,7 +69,7 @@ int64_t sort_candidates(const Admit& admit, const RowFact& fact, int64_t row, in
   if (!present(admit.candidates) || fact.size() == 0) return 0;
   const Tensor& t = admit.candidates;
   const int32_t* ids = static_cast<const int32_t*>(t.data) + row * t.stride[0];
-  const int64_t last = (fact.size() - 1) / admit.candidate_block_size;
+  const int64_t last = fact.distance(fact.end - 1) / admit.candidate_block_size;
   int64_t n = 0;
   for (int64_t i = 0; i < t.shape[1]; ++i) {
     if (ids[i] >= 0 && ids[i] <= last) scratch[n++] = ids[i];

@@ -21,12 +21,24 @@ struct RowFact {
   int64_t low, high;   ///< the part of it that the tables and max_len can reach
   int64_t live;        ///< live keys
   bool scored;         ///< its answer needs scores
+  /// The window in the whole request, global key rows; without a shard the same window.
+  Shard shard;
+  int64_t whole_start, whole_end;
 
+  int64_t whole_size() const { return table_row < 0 || whole_end <= whole_start ? 0 : whole_end - whole_start; }
+  /// How far the key at `position` is from the start of the whole window, and the first position of that distance or
+  /// more.
+  int64_t distance(int64_t position) const { return shard.global(position) - whole_start; }
+  int64_t position_at(int64_t distance) const {
+    return shard.active() ? shard.local_length(std::max<int64_t>(whole_start + distance, 0)) : whole_start + distance;
+  }
   int64_t size() const { return table_row < 0 || end <= start ? 0 : end - start; }
 };
 
 /// Request and window of `row`. default_end: N of dense keys, where neither end nor length is given.
 RowFact read_row(const Rows& rows, int64_t row, int64_t default_end);
+/// Under a shard: cuts the window to what both the rank's own and the whole one (where given) show.
+void shard_row(RowFact& fact, Shard shard, const Tensor& whole_start, const Tensor& whole_end, int64_t row);
 /// Fills low and high: positions in [0, count), within max_len of the start.
 void clip_row(RowFact& fact, int64_t count, int64_t max_len);
 
@@ -50,8 +62,9 @@ int64_t for_each_run(const Admit& admit, const RowFact& fact, const int32_t* ids
     return cut;
   }
   for (int64_t i = 0; i < num_ids; ++i) {
-    const int64_t first = fact.start + static_cast<int64_t>(ids[i]) * admit.candidate_block_size;
-    clipped(first, std::min(first + admit.candidate_block_size, fact.end));
+    const int64_t distance = static_cast<int64_t>(ids[i]) * admit.candidate_block_size;
+    const int64_t first = std::max(fact.start, fact.position_at(distance));
+    clipped(first, std::clamp(fact.position_at(distance + admit.candidate_block_size), first, fact.end));
   }
   return cut;
 }
@@ -65,10 +78,6 @@ inline bool masked(const Tensor& mask, int64_t row, int64_t column, float* adden
   *addend = mask.dtype == DType::f16 ? f16_to_float(static_cast<const uint16_t*>(mask.data)[at])
                                      : static_cast<const float*>(mask.data)[at];
   return std::isinf(*addend) && *addend < 0.0f;
-}
-
-inline bool is_forced(const Admit& admit, const RowFact& fact, int64_t position) {
-  return position - fact.start < admit.force_first || fact.end - position <= admit.force_last;
 }
 
 }  // namespace topkey::cpu

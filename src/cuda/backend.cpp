@@ -26,6 +26,8 @@ const char* why_not(Op op, const Shape& shape) {
   if (op == Op::pool_k || op == Op::compress_k || op == Op::expand_pools) return "it does not have this operation yet";
   if (shape.format == KeyFormat::mxfp4) return "it does not have mxfp4 keys yet";
   if (shape.format == KeyFormat::fp8_fnuz) return "it does not have fp8_fnuz keys, which are those of AMD caches";
+  if (shape.whole)
+    return "it does not have starts, candidates, forced keys and blocks under a shard, or their merge, yet";
   if (shape.tiled) return "it does not have tiled pages, which are those of AMD caches";
   if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) && shape.head_dim > kMaxScoredDim) {
     return "on tensor cores it takes head_dim 256 at most";

@@ -17,8 +17,10 @@ std::vector<Run> admitted_runs(const Window& w, const Admit& admit, int64_t row)
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   std::vector<Run> runs;
   for (int64_t id : ids) {
-    const int64_t first = w.start + id * admit.candidate_block_size;
-    if (id >= 0 && first < w.end) runs.push_back({first, std::min(first + admit.candidate_block_size, w.end)});
+    if (id < 0) continue;
+    const int64_t first = std::max(w.start, w.position_at(id * admit.candidate_block_size));
+    const int64_t last = std::min(w.end, w.position_at((id + 1) * admit.candidate_block_size));
+    if (first < last) runs.push_back({first, last});
   }
   return runs;
 }

@@ -64,6 +64,19 @@ Window window_of(const Rows& rows, int64_t row, int64_t default_end) {
   } else {
     w.end = integer(rows.end, row / next_n) - next_n + 1 + row % next_n;
   }
+  w.whole_start = w.start;
+  w.whole_end = w.end;
+  return w;
+}
+
+Window sharded_window(const Window& own, Shard shard, const Tensor& whole_start, const Tensor& whole_end, int64_t row) {
+  Window w = own;
+  if (!shard.active()) return w;
+  w.shard = shard;
+  w.whole_start = whole_start.data != nullptr ? integer(whole_start, row) : 0;
+  w.whole_end = whole_end.data != nullptr ? integer(whole_end, row) : INT32_MAX;
+  w.start = std::max(w.start, w.position_at(0));
+  if (whole_end.data != nullptr) w.end = std::min(w.end, w.position_at(w.whole_end - w.whole_start));
   return w;
 }
 

@@ -3,6 +3,7 @@
 // A query row's request and window, as the caller's tensors say it (include/topkey/rows.h), and the counts that a
 // call adds to exec.stats.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -14,11 +15,23 @@ namespace topkey::ref {
 struct Window {
   int64_t request;  ///< < 0: a padding row
   int64_t start, end;
+  /// The window in the whole request, global key rows; without a shard the same window.
+  Shard shard;
+  int64_t whole_start, whole_end;
 
   int64_t size() const { return request < 0 || end <= start ? 0 : end - start; }
+  int64_t whole_size() const { return request < 0 || whole_end <= whole_start ? 0 : whole_end - whole_start; }
+  /// How far the key at `position` is from the start of the whole window, and the first position of that distance or
+  /// more.
+  int64_t distance(int64_t position) const { return shard.global(position) - whole_start; }
+  int64_t position_at(int64_t distance) const {
+    return shard.active() ? shard.local_length(std::max<int64_t>(whole_start + distance, 0)) : whole_start + distance;
+  }
 };
 /// default_end: N of dense keys, where neither end nor length is given.
 Window window_of(const Rows& rows, int64_t row, int64_t default_end);
+/// The same under a shard: what both the rank's own window and the whole one (where given) show.
+Window sharded_window(const Window& own, Shard shard, const Tensor& whole_start, const Tensor& whole_end, int64_t row);
 
 /// Statistics of one call, and the first wild value met, for `strict`.
 struct Counts {

@@ -18,6 +18,8 @@ struct Search {
   const Admit& admit;
   int64_t topk;
   const Selection& out;
+  Shard shard;
+  Tensor whole_start, whole_end;
 };
 
 struct LiveKey {
@@ -45,7 +47,7 @@ std::vector<LiveKey> live_keys(const Search& s, const Window& w, int64_t row, in
 }
 
 Answer answer_row(const Search& s, int64_t row, Counts& counts) {
-  Window w = window_of(s.rows, row, s.keys.count());
+  Window w = sharded_window(window_of(s.rows, row, s.keys.count()), s.shard, s.whole_start, s.whole_end, row);
   const int64_t table_row = s.keys.table_row(row, w.request, counts);
   if (table_row < 0) w.request = -1;  // fill only, and no newest block
   const std::vector<LiveKey> live = live_keys(s, w, row, table_row, counts);
@@ -55,7 +57,8 @@ Answer answer_row(const Search& s, int64_t row, Counts& counts) {
   for (const LiveKey& key : live) {
     float value = scored ? score(s.keys.find(table_row, key.position)) : 0.0f;
     if (s.admit.mask.data != nullptr) value = canonical(value + key.addend);
-    const bool forced = key.position - w.start < s.admit.force_first || w.end - key.position <= s.admit.force_last;
+    const bool forced = w.distance(key.position) < s.admit.force_first ||
+                        w.whole_end - w.shard.global(key.position) <= s.admit.force_last;
     entries.push_back({value, key.position, forced});
     counts.add(kScoredKeys, scored);
     counts.add(kNanScores, scored && std::isnan(value));
@@ -63,9 +66,10 @@ Answer answer_row(const Search& s, int64_t row, Counts& counts) {
   return choose(std::move(entries), w, s.topk, s.out, scored, counts);
 }
 
-void search(const char* op, const Search& s, Shard shard, Emission::Relative slot_position, const Exec& exec) {
+void search(const char* op, const Search& s, const Tensor& block_scores, Emission::Relative slot_position,
+            const Exec& exec) {
   Counts counts;
-  answer_rows(op, s.rows.count, {&s.out, s.topk, shard, slot_position}, exec, counts,
+  answer_rows(op, s.rows.count, {&s.out, s.topk, s.shard, slot_position, block_scores}, exec, counts,
               [&](int64_t r) { return answer_row(s, r, counts); });
 }
 
@@ -73,12 +77,13 @@ void search(const char* op, const Search& s, Shard shard, Emission::Relative slo
 
 void mqa_topk(const MqaTopk& a, const Exec& exec) {
   const Keys keys(a.keys);
-  search("mqa_topk", {a.q, keys, a.rows, a.admit, a.topk, a.out}, Shard{}, Emission::to_start, exec);
+  search("mqa_topk", {a.q, keys, a.rows, a.admit, a.topk, a.out, {}, {}, {}}, {}, Emission::to_start, exec);
 }
 
 void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
   const Keys keys(a.keys);
-  search("paged_mqa_topk", {a.q, keys, a.rows, a.admit, a.topk, a.out}, a.keys.shard, Emission::absolute, exec);
+  search("paged_mqa_topk", {a.q, keys, a.rows, a.admit, a.topk, a.out, a.keys.shard, a.whole_start, a.whole_end},
+         a.block_scores, Emission::absolute, exec);
 }
 
 }  // namespace topkey::ref

@@ -24,25 +24,33 @@ bool needs_scores(const Selection& out) {
   return out.scores.data != nullptr || out.blocks.data != nullptr || out.order == Order::score;
 }
 
-std::vector<int64_t> best_blocks(const std::vector<Entry>& live, const Window& w, int64_t block_size, int64_t count) {
-  if (w.size() == 0) return {};
+std::vector<Block> best_blocks(const std::vector<Entry>& live, const Window& w, int64_t block_size, int64_t count) {
+  if (w.whole_size() == 0) return {};
   std::map<int64_t, float> best;  // block id -> score of its best live key
   for (const Entry& e : live) {
-    const int64_t id = (e.position - w.start) / block_size;
+    const int64_t id = w.distance(e.position) / block_size;
     const auto [at, fresh] = best.emplace(id, e.score);
     if (!fresh && better(e.score, 0, at->second, 0)) at->second = e.score;
   }
-  const int64_t newest = (w.end - 1 - w.start) / block_size;
-  best.erase(newest);
-  std::vector<std::pair<int64_t, float>> others(best.begin(), best.end());
-  std::sort(others.begin(), others.end(),
-            [](const auto& a, const auto& b) { return better(a.second, a.first, b.second, b.first); });
-  std::vector<int64_t> ids{newest};
-  for (const auto& [id, score] : others) {
-    if (static_cast<int64_t>(ids.size()) < count) ids.push_back(id);
+  return choose_blocks(best, (w.whole_size() - 1) / block_size, count);
+}
+
+std::vector<Block> choose_blocks(const std::map<int64_t, float>& best, int64_t newest, int64_t count) {
+  std::vector<Block> chosen{{newest, canonical_nan()}}, others;
+  for (const auto& [id, score] : best) {
+    if (id == newest) {
+      chosen[0].score = score;
+    } else {
+      others.push_back({id, score});
+    }
   }
-  std::sort(ids.begin(), ids.end());
-  return ids;
+  std::sort(others.begin(), others.end(),
+            [](const Block& a, const Block& b) { return better(a.score, a.id, b.score, b.id); });
+  for (const Block& block : others) {
+    if (static_cast<int64_t>(chosen.size()) < count) chosen.push_back(block);
+  }
+  std::sort(chosen.begin(), chosen.end(), [](const Block& a, const Block& b) { return a.id < b.id; });
+  return chosen;
 }
 
 Answer choose(std::vector<Entry> live, const Window& w, int64_t topk, const Selection& out, bool scored,
@@ -94,7 +102,8 @@ void put_answer(const Emission& e, int64_t row, const Answer& answer, const std:
   const int64_t used = static_cast<int64_t>(answer.entries.size());
   for (int64_t i = 0; i < used; ++i) {
     const Entry& entry = answer.entries[static_cast<size_t>(i)];
-    const int64_t index = e.shard.global(entry.position) - answer.window.start + base;
+    const int64_t index =
+        e.shard.active() ? e.shard.global(entry.position) + base : entry.position - answer.window.start + base;
     if (out.indices.data != nullptr) *element<int32_t>(out.indices, row, i) = static_cast<int32_t>(index);
     if (out.scores.data != nullptr) *element<float>(out.scores, row, i) = entry.score;
     if (out.slots.data != nullptr)
@@ -102,7 +111,7 @@ void put_answer(const Emission& e, int64_t row, const Answer& answer, const std:
   }
   put_fill(out, row, used, e.topk);
   if (out.counts.data != nullptr) *element<int32_t>(out.counts, row) = static_cast<int32_t>(used);
-  if (out.blocks.data != nullptr) put_blocks(out.blocks, row, answer.blocks);
+  if (out.blocks.data != nullptr) put_blocks(out.blocks, e.block_scores, row, answer.blocks);
 }
 
 std::vector<int64_t> slots_of(const Emission& e, int64_t row, const Answer& answer, Counts& counts) {
@@ -121,10 +130,12 @@ std::vector<int64_t> slots_of(const Emission& e, int64_t row, const Answer& answ
 
 }  // namespace
 
-void put_blocks(const Tensor& blocks, int64_t row, const std::vector<int64_t>& ids) {
+void put_blocks(const Tensor& blocks, const Tensor& scores, int64_t row, const std::vector<Block>& chosen) {
   for (int64_t i = 0; i < blocks.shape[1]; ++i) {
-    const bool used = i < static_cast<int64_t>(ids.size());
-    *element<int32_t>(blocks, row, i) = used ? static_cast<int32_t>(ids[static_cast<size_t>(i)]) : -1;
+    const bool used = i < static_cast<int64_t>(chosen.size());
+    const Block block = used ? chosen[static_cast<size_t>(i)] : Block{-1, -std::numeric_limits<float>::infinity()};
+    *element<int32_t>(blocks, row, i) = static_cast<int32_t>(block.id);
+    if (scores.data != nullptr) *element<float>(scores, row, i) = block.score;
   }
 }
 
@@ -175,7 +186,7 @@ void count_scored(const std::vector<Entry>& live, Counts& counts) {
 void topk(const Topk& a, const Exec& exec) {
   Counts counts;
   const int64_t columns = a.scores.shape[1];
-  answer_rows("topk", a.rows.count, {&a.out, a.topk, Shard{}, Emission::to_start}, exec, counts, [&](int64_t r) {
+  answer_rows("topk", a.rows.count, {&a.out, a.topk, Shard{}, Emission::to_start, {}}, exec, counts, [&](int64_t r) {
     const Window w = window_of(a.rows, r, columns);
     const std::vector<Run> runs = reachable_runs(admitted_runs(w, a.admit, r), w, columns, a.rows.max_len, r, counts);
     std::vector<Entry> live = live_scores(a.scores, a.admit, runs, w, r);
@@ -189,7 +200,7 @@ void topk(const Topk& a, const Exec& exec) {
 void select_blocks(const SelectBlocks& a, const Exec& exec) {
   Counts counts;
   const int64_t columns = a.scores.shape[1];
-  std::vector<std::vector<int64_t>> kept;
+  std::vector<std::vector<Block>> kept;
   for (int64_t r = 0; r < a.rows.count; ++r) {
     const Window w = window_of(a.rows, r, columns);
     const std::vector<Run> runs = reachable_runs(admitted_runs(w, Admit{}, r), w, columns, a.rows.max_len, r, counts);
@@ -198,7 +209,7 @@ void select_blocks(const SelectBlocks& a, const Exec& exec) {
     kept.push_back(best_blocks(live, w, a.block_size, a.blocks.shape[1]));
   }
   counts.raise_if_strict("select_blocks", exec);
-  for (size_t r = 0; r < kept.size(); ++r) put_blocks(a.blocks, static_cast<int64_t>(r), kept[r]);
+  for (size_t r = 0; r < kept.size(); ++r) put_blocks(a.blocks, {}, static_cast<int64_t>(r), kept[r]);
   counts.add(kRows, a.rows.count);
   counts.publish(exec);
 }

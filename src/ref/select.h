@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "ref/admit.h"
@@ -22,11 +23,17 @@ struct Entry {
 /// score descending, then position ascending; NaN below everything, every NaN alike.
 bool better(float score_a, int64_t position_a, float score_b, int64_t position_b);
 
+/// A published block: the score is that of its best live key, NaN where it has none.
+struct Block {
+  int64_t id;
+  float score;
+};
+
 /// What a row will be given: its chosen entries in the order in which they are written, and its blocks.
 struct Answer {
   Window window;
   std::vector<Entry> entries;
-  std::vector<int64_t> blocks;
+  std::vector<Block> blocks;
 };
 
 /// How the answers of one operation become output values.
@@ -35,6 +42,7 @@ struct Emission {
   int64_t topk;                                        ///< columns to write
   Shard shard;                                         ///< positions become global under it
   enum Relative { to_start, absolute } slot_position;  ///< which position slot_map translates
+  Tensor block_scores;                                 ///< beside out->blocks; may be absent
 };
 
 /// Whether the row must be scored even if its live keys fit topk.
@@ -43,13 +51,16 @@ bool needs_scores(const Selection& out);
 Answer choose(std::vector<Entry> live, const Window& w, int64_t topk, const Selection& out, bool scored,
               Counts& counts);
 /// Best `count` blocks of `block_size` keys: ascending ids, the newest visible key's block among them.
-std::vector<int64_t> best_blocks(const std::vector<Entry>& live, const Window& w, int64_t block_size, int64_t count);
+std::vector<Block> best_blocks(const std::vector<Entry>& live, const Window& w, int64_t block_size, int64_t count);
+/// The best `count` of the blocks in `best` (id -> score), `newest` always among them, ascending.
+std::vector<Block> choose_blocks(const std::map<int64_t, float>& best, int64_t newest, int64_t count);
 
 /// Computes every row's answer by `answer_row`, raises under strict, then writes. Rows are written as they come
 /// unless strict.
 void answer_rows(const char* op, int64_t rows, const Emission& emission, const Exec& exec, Counts& counts,
                  const std::function<Answer(int64_t)>& answer_row);
-void put_blocks(const Tensor& blocks, int64_t row, const std::vector<int64_t>& ids);
+/// scores may be absent.
+void put_blocks(const Tensor& blocks, const Tensor& scores, int64_t row, const std::vector<Block>& chosen);
 
 void topk(const Topk&, const Exec&);
 void select_blocks(const SelectBlocks&, const Exec&);

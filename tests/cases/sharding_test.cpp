@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // CASES chapter 9, sharding, as far as single operations express it: keys interleaved over ranks (whose positions are
-// global), rows dealt out to ranks that share an output buffer. Transports and layers have tests of their own.
+// global), rows dealt out to ranks that share an output buffer; and the layer on ranks that are threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/cases/requests.h"
+#include "tests/cluster.h"
 
 namespace topkey::cases {
 namespace {
@@ -113,6 +114,52 @@ TEST_P(Cases, B40_sharded_searches_equal_a_single_rank) {
       EXPECT_EQ(all.scores, want.scores) << "world " << cut.world_size;
       EXPECT_EQ(all.counts, want.counts) << "world " << cut.world_size;
     }
+  }
+}
+
+/// A prompt of `tokens`, then `drafts` rows behind it, under a cut of the spec: what differs from one rank, if anything.
+std::string layer_difference(testing::ClusterSpec spec, int64_t tokens, int64_t drafts, const Exec& exec) {
+  std::vector<uint64_t> seeds;
+  for (int64_t t = 0; t < spec.max_tokens; ++t) seeds.push_back(static_cast<uint64_t>(t + 1));
+  testing::Replica alone(spec, Shard{}, 1);
+  std::vector<testing::Replica> replicas;
+  const auto comms = local_communicators(spec.world), prefill = local_communicators(spec.world);
+  for (int32_t r = 0; r < spec.world; ++r) replicas.push_back(testing::replica_of(spec, r));
+  std::string found;
+  for (const bool decodes : {false, true}) {
+    const testing::Turn turn{1, decodes ? tokens : 0, decodes ? drafts : tokens, decodes, &seeds};
+    const testing::StepData data = testing::step_data(spec, {turn}, 7);
+    EXPECT_TRUE(alone.make_room(data));
+    const testing::Answer want = testing::answer_alone(spec, alone, data, exec);
+    std::vector<std::string> differences(replicas.size());
+    const auto thrown = testing::run_ranks(spec.world, [&](int32_t rank) {
+      const auto r = static_cast<size_t>(rank);
+      replicas[r].make_room(data);
+      Exec own = exec;
+      own.threads = 1;
+      differences[r] = testing::difference(
+          want, testing::answer_rank(spec, replicas[r], data, rank, {comms[r].get(), prefill[r].get()}, own));
+    });
+    for (size_t r = 0; r < replicas.size(); ++r) found += thrown[r].sentence + differences[r];
+  }
+  return found;
+}
+
+// Through the layer: each rank stores its own keys and answers drafts over them; all ranks hold the answer of one rank.
+TEST_P(Cases, B40_the_layer_on_ranks_equals_a_single_rank) {
+  for (const auto& [world, interleave] : {std::pair{4, 1}, std::pair{2, 64}}) {
+    testing::ClusterSpec spec;
+    spec.world = world, spec.interleave = interleave, spec.topk = 24;
+    EXPECT_EQ(layer_difference(spec, 150, 4, exec()), "") << "world " << world << ", interleave " << interleave;
+  }
+}
+
+// sglang PR #27276: ranks of a context-parallel prefill hold rows r, r+W, ...: 37 rows are 10, 9, 9 and 9.
+TEST_P(Cases, B32_round_robin_ranks_of_the_layer) {
+  for (const testing::Kind kind : {testing::Kind::prefill, testing::Kind::prefill_context}) {
+    testing::ClusterSpec spec;
+    spec.kind = kind, spec.world = 4, spec.topk = 8;
+    EXPECT_EQ(layer_difference(spec, 37, 2, exec()), "") << testing::kind_name(kind);
   }
 }
 
@@ -232,6 +279,68 @@ TEST_P(Cases, B42_row_shards_equal_a_single_rank) {
       const auto i = static_cast<size_t>(r);
       EXPECT_EQ(row_of<int32_t>(buffer.view(), r), r < rows / 2 ? then.indices[i] : want.indices[i]) << "row " << r;
     }
+  }
+}
+
+/// The same through the layer: every rank has all keys and a buffer of its own, and each chunk ends with the exchange.
+void layer_rank(const Problem& p, int64_t chunk_rows, const Tensor& buffer, Communicator& comm, const Exec& given) {
+  IndexerConfig config{};
+  config.heads = p.spec.heads, config.head_dim = p.spec.head_dim, config.topk = kSelected;
+  const SparseAttnIndexer indexer(config);
+  const ShardSpec spec{0, {}, comm.rank(), comm.size(), 0, 0, false, 0};
+  Exec exec = given;
+  exec.threads = 1;
+  exec.workspace_bytes = sharded_workspace_bytes(indexer, {0, chunk_rows, kRequests, kContext, 1}, spec, exec);
+  const std::shared_ptr<uint8_t> workspace = support::aligned_bytes(exec.workspace_bytes + 1);
+  exec.workspace = workspace.get();
+  for (int64_t first = 0; first < p.count(); first += chunk_rows) {
+    const Slice chunk{first, std::min(first + chunk_rows, p.count())};
+    const auto rows_from = [&](Tensor t) {
+      t.data = support::element(t, chunk.first);
+      t.shape[0] = chunk.last - chunk.first;
+      return t;
+    };
+    std::vector<int64_t> sizes;
+    for (int32_t rank = 0; rank < comm.size(); ++rank) {
+      const Slice own = slice_of(p, chunk, rank);
+      sizes.push_back(own.last - own.first);
+    }
+    IndexerStep step{};
+    step.q = {rows_from(p.q.view()), {}, rows_from(p.weights.view())};
+    step.keys = p.paged_keys();
+    step.rows.count = chunk.last - chunk.first;
+    step.rows.request = rows_from(p.request.view()), step.rows.end = rows_from(p.end.view());
+    step.out.indices = rows_from(buffer);
+    ShardStep shard{};
+    shard.comm = &comm, shard.row_shard_sizes = sizes.data();
+    forward_sharded(indexer, step, spec, shard, exec);
+  }
+}
+
+// All rows on every rank, equal to one rank's, also where some ranks own no rows of a chunk; then fewer rows.
+TEST_P(Cases, B42_the_exchange_gives_every_rank_all_rows) {
+  const int32_t rows = full() ? 1000 : 40;
+  const int64_t chunk_rows = full() ? 300 : 12;
+  const auto comms = local_communicators(kWorld);
+  std::vector<Guarded> buffers;
+  for (int32_t rank = 0; rank < kWorld; ++rank) buffers.emplace_back(DType::i32, rows, kSelected);
+  Picked before;
+  for (const int32_t count : {rows, rows / 2}) {
+    const Problem p = four_prompts(count, count == rows ? kContext : 40, true);
+    const Picked want = expect_right(p, kSelected, exec());
+    const auto thrown = testing::run_ranks(kWorld, [&](int32_t rank) {
+      layer_rank(p, chunk_rows, buffers[static_cast<size_t>(rank)].view(), *comms[static_cast<size_t>(rank)], exec());
+    });
+    for (int32_t rank = 0; rank < kWorld; ++rank) {
+      const Guarded& buffer = buffers[static_cast<size_t>(rank)];
+      ASSERT_EQ(thrown[static_cast<size_t>(rank)].status, Status::ok) << thrown[static_cast<size_t>(rank)].sentence;
+      EXPECT_EQ(buffer.touched_outside(), "");
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto& expected = r < count ? want : before;
+        ASSERT_EQ(row_of<int32_t>(buffer.view(), r), expected.indices[static_cast<size_t>(r)]) << "row " << r;
+      }
+    }
+    before = want;
   }
 }
 

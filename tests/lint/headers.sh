@@ -22,5 +22,6 @@ for path in include/topkey/*.h; do
   compile g++ cpp "${path#include/}" -std=c++17
 done
 compile gcc c topkey/topkey_c.h -std=c11
+compile gcc c topkey/topkey_shard_c.h -std=c11
 echo "header lint: $count compilations, $failed failed"
 [ "$failed" -eq 0 ] && [ "$count" -gt 2 ]

@@ -10,7 +10,7 @@ import sys
 
 STD = r"[a-z_0-9]+"  # a C++ header of the standard library: no slash, no extension
 THREADS = "thread|mutex|future|atomic|barrier|latch|semaphore|stop_token|condition_variable|shared_mutex"
-ORDER = "topkey_c version error types number format rows quantize cache pool score select search merge plan indexer backend topkey"
+ORDER = "topkey_c topkey_shard_c version error types number format rows quantize cache pool score select search merge plan indexer shard backend topkey"
 PUBLIC = r"include/topkey/.*"
 
 MODULES = [  # first match wins
@@ -19,7 +19,7 @@ MODULES = [  # first match wins
     (r"src/cpu/", rf"{PUBLIC}|src/backend_table\.h|src/cpu/.*", rf"{STD}|hwy/.*|omp\.h|immintrin\.h"),
     (r"src/cuda/device/", rf"{PUBLIC}|src/cuda/device/.*", rf"{STD}|(cuda|cub|cute)/.*|cuda.*|cooperative_groups.*"),
     (r"src/cuda/", rf"{PUBLIC}|src/backend_table\.h|src/cuda/.*", rf"{STD}|(cuda|cub)/.*|cuda.*"),
-    (r"src/shard/", rf"{PUBLIC}|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h"),
+    (r"src/shard/", rf"{PUBLIC}|src/(check|indexer|shard)\.h|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h|cuda_runtime_api\.h"),
     (r"src/platform\.cpp", rf"{PUBLIC}|src/[a-z_]+\.h", r".*"),  # the only POSIX calls
     (r"src/", rf"{PUBLIC}|src/[a-z_]+\.h", STD),
     (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*|cuda_runtime_api\.h"),

@@ -56,6 +56,9 @@ void cut_args(Args& a, const Cutter& cutter) {
     cut_tensor(a.admit.candidates, cutter.first, cutter.count);
     cut_tensor(a.admit.mask, cutter.first, cutter.count);
   }
+  if constexpr (requires { a.whole_start; }) {
+    for (Tensor* t : {&a.whole_start, &a.whole_end, &a.block_scores}) cut_tensor(*t, cutter.first, cutter.count);
+  }
   if constexpr (requires { a.mask; }) cut_tensor(a.mask, cutter.first, cutter.count);
   if constexpr (requires { a.logits; }) cut_tensor(a.logits, cutter.first, cutter.count);
   if constexpr (requires { a.out; }) cutter(a.out, explicit_requests);

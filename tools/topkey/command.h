@@ -34,6 +34,7 @@ void add_run(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_make_trace(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_scale(CLI::App& app, Action& action);
 
 /// The backend that will run `args`: `forced` (or TOPKEY_BACKEND) if it can, else a Failure with its reason; "" = the
 /// first that can.

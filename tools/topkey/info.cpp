@@ -107,6 +107,8 @@ void print_matrix(const std::string& backend, const std::vector<Cell>& cells) {
   for (size_t i = 0; i < reasons.size(); ++i) fmt::print("  ({}) {}\n", i + 1, reasons[i]);
 }
 
+constexpr const char* kTransports[] = {"local", "mpi", "nccl"};
+
 Exit info_text() {
   fmt::print("TopKey {} (ABI {}), built with {}\n", version(), abi_version(), compiler());
   fmt::print("machine: {}, {} threads\n\nbackends, in the order in which they are chosen\n", cpu_name(),
@@ -117,6 +119,11 @@ Exit info_text() {
   }
   for (const BackendInfo& backend : backends()) {
     if (backend.unusable.empty()) print_matrix(backend.name, matrix(backend.name));
+  }
+  fmt::print("\nbetween ranks\n");
+  for (const char* transport : kTransports) {
+    const char* why = topkey_transport_unusable(transport);
+    fmt::print("  {:<16} {}\n", transport, why == nullptr ? "usable" : std::string("not usable: ") + why);
   }
   fmt::print(
       "\nEvery stride and alignment gives the same bits; page bases and page strides must be multiples of 4 bytes.\n"
@@ -146,6 +153,8 @@ Exit info_json() {
     }
     json["backends"].push_back(std::move(row));
   }
+  for (const char* transport : kTransports)
+    json["transports"][transport] = topkey_transport_unusable(transport) == nullptr;
   fmt::print("{}\n", json.dump(1, ' ', false, Json::error_handler_t::replace));
   return kDone;
 }

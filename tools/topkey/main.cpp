@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// topkey info | run | check | make-trace | bench. Exit codes: 0 equal or done, 1 differs, 2 bad input, 3 backend
+// topkey info | run | check | make-trace | bench | scale. Exit codes: 0 equal or done, 1 differs, 2 bad input, 3 backend
 // unusable.
 #include <CLI/CLI.hpp>
 
@@ -25,6 +25,7 @@ Exit parse_and_run(int argc, char** argv) {
   add_check(app, action);
   add_make_trace(app, action);
   add_bench(app, action);
+  add_scale(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

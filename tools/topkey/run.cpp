@@ -14,6 +14,7 @@
 #include "command.h"
 #include "excerpt.h"
 #include "pipeline.h"
+#include "ranks.h"
 #include "study.h"
 #include "summary.h"
 
@@ -27,7 +28,8 @@ struct Options {
   std::string trace, backend, output;
   int64_t topk = 0;
   int threads = 0;
-  bool json = false;
+  bool json = false, on_ranks = false;
+  RanksOptions ranks;
 };
 
 /// Everything that is printed, in the order of printing.
@@ -147,6 +149,16 @@ Exit run(const Options& options) {
   auto trace = std::make_shared<support::Trace>(support::read_trace(options.trace));
   const double loading = now() - begin;
   const support::Call call(trace, call_options(*trace, options));
+  if (options.on_ranks) {
+    Exec exec{};
+    const std::string backend = choose_backend(call.args(), options.backend);
+    exec.backend = backend.c_str();
+    exec.threads = options.threads;
+    call.run(exec);
+    RanksOptions ranks = options.ranks;
+    ranks.json = options.json;
+    return run_on_ranks(call, backend, ranks);
+  }
   const Result result = run_call(call, options, loading);
   if (!options.output.empty()) {
     support::Trace written = *trace;
@@ -173,8 +185,21 @@ void add_run(CLI::App& app, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   sub->add_option("--threads", options->threads, "CPU threads (default: all)")->check(CLI::Range(0, 65536));
   sub->add_option("-o,--output", options->output, "Write the trace with its results here");
+  CLI::Option* ranks = sub->add_option("--ranks", options->ranks.ranks,
+                                       "Answer it on so many ranks too (threads), and compare; under mpirun: 0, or as "
+                                       "many as it has started")
+                           ->check(CLI::Range(0, 1024));
+  sub->add_option("--shard", options->ranks.cut, "What the ranks share out: keys (context), rows, or both (prefill)")
+      ->check(CLI::IsMember({"context", "rows", "prefill"}))
+      ->needs(ranks);
+  sub->add_option("--interleave", options->ranks.interleave, "Neighbouring keys of one rank")
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(ranks);
   sub->add_flag("--json", options->json, "Numbers for a script instead of text");
-  sub->callback([options, &action] { action = [options] { return run(*options); }; });
+  sub->callback([options, ranks, &action] {
+    options->on_ranks = ranks->count() > 0;
+    action = [options] { return run(*options); };
+  });
 }
 
 }  // namespace topkey::cli

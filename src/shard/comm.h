@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// A communicator as the collectives of this folder use it, and what the transports share to fill one.
+#pragma once
+#include <exception>
+#include <string>
+
+#include "shard.h"
+
+namespace topkey::shard {
+
+/// The caller's callbacks behind one face: counts bytes, and turns a failed call into an Error that says where.
+class Comm {
+ public:
+  Comm(const char* op, topkey_communicator& twin, void* stream) : op_(op), twin_(twin), stream_(stream) {}
+
+  int32_t rank() const { return twin_.rank; }
+  int32_t size() const { return twin_.size; }
+  void all_gather(const void* send, void* receive, size_t bytes);
+  void all_gatherv(const void* send, void* receive, const size_t* bytes);
+  topkey_communicator& twin() const { return twin_; }
+  const char* op() const { return op_; }
+
+ private:
+  void check(const char* call, topkey_status status) const;
+
+  const char* op_;
+  topkey_communicator& twin_;
+  void* stream_;
+};
+
+/// What every transport's state begins with: the sentence of its last failure.
+struct Failing {
+  std::string sentence;
+};
+
+/// A callback's body: no exception leaves it.
+template <class State, class Body>
+topkey_status callback(void* ctx, Body&& body) noexcept {
+  auto* state = static_cast<State*>(ctx);
+  try {
+    body(*state);
+    return TOPKEY_OK;
+  } catch (const Error& e) {
+    try {
+      state->sentence = e.what();
+    } catch (...) {
+      state->sentence.clear();
+    }
+    return static_cast<topkey_status>(e.status());
+  } catch (...) {
+    state->sentence.clear();
+    return TOPKEY_PEER_ERROR;
+  }
+}
+
+/// Fills a communicator with the callbacks of `State`, whose members are all_gatherv(send, receive, bytes, stream) and
+/// fail(sentence). ctx is owned by the communicator.
+template <class State>
+topkey_communicator filled(State* state, int32_t rank, int32_t size, uint32_t flags) {
+  topkey_communicator c{};
+  c.struct_size = sizeof c;
+  c.rank = rank;
+  c.size = size;
+  c.flags = flags;
+  c.ctx = state;
+  c.all_gather = [](void* ctx, const void* send, void* receive, size_t bytes, void* stream) noexcept {
+    return callback<State>(ctx, [&](State& s) { s.all_gather(send, receive, bytes, stream); });
+  };
+  c.all_gatherv = [](void* ctx, const void* send, void* receive, const size_t* bytes, void* stream) noexcept {
+    return callback<State>(ctx, [&](State& s) { s.all_gatherv(send, receive, bytes, stream); });
+  };
+  c.fail = [](void* ctx, const char* sentence) noexcept { callback<State>(ctx, [&](State& s) { s.fail(sentence); }); };
+  c.failure = [](void* ctx) noexcept { return static_cast<State*>(ctx)->sentence.c_str(); };
+  c.release = [](void* ctx) noexcept { delete static_cast<State*>(ctx); };
+  return c;
+}
+
+uint64_t hash_of(const void* data, size_t bytes, uint64_t h = 14695981039346656037u);
+/// Whether these ranks have agreed on what the question with this hash comes to.
+bool agreed_before(const Comm& comm, uint64_t question);
+/// Compares what all ranks must agree on, on the first call of a communicator with these lines; throws on every rank,
+/// naming both, where two differ. `lines`: "name=value", one under the other.
+void agree(Comm& comm, uint64_t question, const std::string& lines);
+
+}  // namespace topkey::shard

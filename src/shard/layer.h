@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Parts of a sharded step of the layer: its calls, made from configuration and step, and its chunks.
+#pragma once
+#include <string>
+
+#include "shard/comm.h"
+#include "shard/host.h"
+
+namespace topkey::shard {
+
+constexpr const char* kForward = "indexer_forward_sharded";
+
+struct RowRange {
+  int64_t first, last;
+  int64_t size() const { return last - first; }
+};
+
+inline size_t limit_of(const ShardSpec& spec) { return spec.exchange_limit > 0 ? spec.exchange_limit : kExchangeLimit; }
+
+/// Decode rows that every rank has, in front; those that are dealt out are rows like the others.
+inline int64_t common_rows(const Step& s) { return s.spec.shard_decode ? 0 : s.step.num_decode_rows; }
+
+/// The calls of a whole step, as the layer makes them on one rank.
+StoreK store_args(const Step& s);
+PagedMqaTopk search_args(const Step& s);
+/// The same for some of its rows.
+PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows);
+
+/// Entries a rank sends for a row: winners (scores and positions), and blocks where the layer is a source.
+struct Entries {
+  int64_t winners, blocks;
+  int64_t row_bytes() const { return 8 * (winners + blocks); }
+};
+Entries entries_of(const IndexerConfig& config, int64_t max_len);
+/// Rows answered at once, from shapes alone.
+int64_t chunk_rows(Entries entries, int32_t ranks, size_t limit);
+
+size_t store_bytes(const Step& s, const Exec& exec);
+/// Stores the step's keys, gathered from the prefill ranks where there are several.
+void store_keys(const Step& s, const Exec& exec);
+/// Key rows gathered at once, of each rank.
+int64_t key_chunk(int64_t row_bytes, int64_t rows, int32_t ranks, size_t limit);
+
+/// What all ranks must agree on, as agree() takes it; and a hash of all that it is made from.
+std::string agreement(const Step& s, const Exec& exec);
+uint64_t agreement_hash(const Step& s, const Exec& exec);
+
+}  // namespace topkey::shard

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The calls of a sharded step, what its ranks must agree on, and the workspace of all of it.
+#include "indexer.h"
+#include "shard/layer.h"
+#include "topkey/backend.h"
+#include "topkey/version.h"
+
+namespace topkey::shard {
+
+StoreK store_args(const Step& s) {
+  StoreK a{};
+  a.k = s.step.k;
+  a.k_scales = s.step.k_scales;
+  a.norm = s.step.norm;
+  a.rope = s.step.rope;
+  a.hadamard = s.step.hadamard;
+  a.scale = s.config.scale;
+  a.slot_mapping = s.step.slot_mapping;
+  a.cache = s.step.keys.cache;
+  return a;
+}
+
+PagedMqaTopk search_args(const Step& s) {
+  PagedMqaTopk a = layer::search_args(s.config, s.step);
+  a.whole_start = s.in.whole_start;
+  a.whole_end = s.in.whole_end;
+  return a;
+}
+
+PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows) {
+  PagedMqaTopk a = whole;
+  // Absent tensors lose their dtype too, by which a query of sizes would take them for given.
+  const auto cut = [&](Tensor& t) { t = there(t) ? rows_of(t, rows.first, rows.size()) : Tensor{}; };
+  a.rows.count = rows.size();
+  for (Tensor* t : {&a.q.values, &a.q.scales, &a.q.weights, &a.rows.end, &a.rows.length, &a.rows.start, &a.rows.request,
+                    &a.admit.candidates, &a.out.indices, &a.out.slots, &a.out.scores, &a.out.counts, &a.out.blocks,
+                    &a.out.index_base, &a.whole_start, &a.whole_end}) {
+    cut(*t);
+  }
+  if (a.keys.table_per_row) cut(a.keys.block_table);
+  if (a.out.slot_map.table_per_row) cut(a.out.slot_map.block_table);
+  return a;
+}
+
+namespace {
+
+/// The backend that will search: the first of exec's device that can.
+const BackendInfo* searcher(const std::vector<BackendInfo>& all, const PagedMqaTopk& search, const Exec& exec) {
+  for (const BackendInfo& b : all) {
+    Exec forced = exec;
+    forced.backend = b.name.c_str();
+    if (exec.backend != nullptr && b.name != exec.backend) continue;
+    if (b.device != exec.device || !b.unusable.empty()) continue;
+    if (paged_mqa_topk_unsupported(search, forced) == nullptr) return &b;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::string agreement(const Step& s, const Exec& exec) {
+  std::string lines;
+  const auto add = [&](const char* name, const std::string& value) { lines += std::string(name) + "=" + value + "\n"; };
+  const auto number = [&](const char* name, int64_t value) { add(name, std::to_string(value)); };
+  const IndexerConfig& c = s.config;
+  add("version", version());
+  number("context.world_size", s.spec.context.active() ? s.spec.context.world_size : 1);
+  number("context.interleave", s.spec.context.active() ? s.spec.context.run() : 1);
+  number("row_shards", std::max(s.spec.row_shards, 1));
+  number("prefill_size", std::max(s.spec.prefill_size, 1));
+  number("shard_decode", s.spec.shard_decode);
+  number("exchange_limit", static_cast<int64_t>(limit_of(s.spec)));
+  add("format", format_name(c.format));
+  number("heads", c.heads);
+  number("head_dim", c.head_dim);
+  number("topk", c.topk);
+  number("ratio", std::max(c.ratio, 1));
+  number("scale", static_cast<int64_t>(c.scale));
+  number("role", static_cast<int64_t>(c.role));
+  number("candidate_block_size", c.candidate_block_size);
+  number("candidate_topk_blocks", c.candidate_topk_blocks);
+  number("candidate_ratio", c.candidate_ratio);
+  number("force_first", c.force_first);
+  number("force_last", c.force_last);
+  const std::vector<BackendInfo> all = backends();
+  const BackendInfo* b = searcher(all, search_args(s), exec);
+  if (b == nullptr) return lines;  // the search will say why
+  const char* name = arithmetic(b->name.c_str(), c.format, s.step.q.values.dtype);
+  const std::string numerics = numerics_version(b->name.c_str(), c.format);
+  add("arithmetic", name);
+  add("numerics", numerics.substr(numerics.rfind('/') + 1));
+  // Tensor cores of another generation may add in another order: there the devices must be of one kind.
+  if (b->device == Device::cuda) add("compute capability", b->detail);
+  return lines;
+}
+
+uint64_t agreement_hash(const Step& s, const Exec& exec) {
+  uint64_t h = hash_of(&s.config, sizeof s.config);
+  h = hash_of(&s.spec, sizeof s.spec, h);
+  h = hash_of(&s.step.q.values.dtype, sizeof(DType), h);
+  h = hash_of(&exec.device, sizeof exec.device, h);
+  h = hash_of(&exec.device_id, sizeof exec.device_id, h);
+  for (const char* name : {exec.backend, exec.arithmetic, exec.strategy}) {
+    h = hash_of(name == nullptr ? "" : name, name == nullptr ? 1 : std::strlen(name), h);
+  }
+  return h;
+}
+
+namespace {
+
+/// Absent data; a query of sizes takes dtypes for presence.
+Tensor shape_of(DType dtype, std::initializer_list<int64_t> extents) { return tensor(nullptr, dtype, extents); }
+
+size_t merge_bytes(const IndexerConfig& c, const Entries& entries, int64_t rows, int32_t ranks, const Exec& exec) {
+  MergeTopk m{};
+  m.scores = shape_of(DType::f32, {ranks, rows, entries.winners});
+  m.indices = shape_of(DType::i32, {ranks, rows, entries.winners});
+  m.topk = c.topk;
+  m.rows.count = rows;
+  m.out.indices = shape_of(DType::i32, {rows, c.topk});
+  if (entries.blocks > 0) {
+    m.block_scores = shape_of(DType::f32, {ranks, rows, entries.blocks});
+    m.block_ids = shape_of(DType::i32, {ranks, rows, entries.blocks});
+    m.out.blocks = shape_of(DType::i32, {rows, entries.blocks});
+  }
+  return merge_topk_workspace_bytes(m, exec);
+}
+
+size_t gather_bytes(const IndexerConfig& c, const IndexerLimits& limits, const ShardSpec& spec, const Exec& exec) {
+  const int64_t total = std::min<int64_t>(limits.max_requests * std::max<int64_t>(limits.max_len, 1), kMaxKeys);
+  const int64_t dim = c.head_dim, v = value_bytes(c.format, dim);
+  GatherK a{};
+  a.keys.cache = {shape_of(DType::u8, {1, row_bytes(c.format, dim)}), c.format, Layout::planar, 1, c.head_dim};
+  a.keys.shard = spec.context;
+  a.keys.block_table = shape_of(DType::i32, {limits.max_requests, kMaxKeys});
+  a.indptr = shape_of(DType::i32, {limits.max_requests + 1});
+  a.total = total;
+  const bool packed = c.format == KeyFormat::mxfp4 || c.format == KeyFormat::q8_0 || c.format == KeyFormat::fp8;
+  const DType dtype = packed                        ? DType::u8
+                      : c.format == KeyFormat::bf16 ? DType::bf16
+                      : c.format == KeyFormat::f16  ? DType::f16
+                                                    : DType::f32;
+  a.out.values = shape_of(dtype, {total, packed ? v : dim});
+  if (c.format == KeyFormat::fp8) a.out.scales = shape_of(DType::f32, {total});
+  if (c.format == KeyFormat::mxfp4) a.out.scales = shape_of(DType::u8, {total, dim / 32});
+  a.out.format = c.format;
+  return gather_k_bytes(a, exec);
+}
+
+}  // namespace
+
+size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
+                       const Exec& exec) {
+  const bool context = spec.context.active(), prefill = spec.prefill_size > 1;
+  // One rank's step; with gathered keys as many more rows to store.
+  IndexerLimits all = limits;
+  if (prefill) all.max_rows = std::min<int64_t>(limits.max_rows * spec.prefill_size, kMaxKeys);
+  const size_t alone = SparseAttnIndexer(config).workspace_bytes(all, exec);
+  size_t most = alone;
+  if (context) {
+    const Entries entries = entries_of(config, 0);
+    const int32_t ranks = spec.context.world_size;
+    const int64_t rows = std::min(limits.max_rows, chunk_rows(entries, ranks, limit_of(spec)));
+    const size_t sent = static_cast<size_t>(rows * entries.row_bytes());
+    most = padded(sent) + padded(sent * static_cast<size_t>(ranks)) +
+           std::max(alone, merge_bytes(config, entries, rows, ranks, exec));
+  }
+  if (context && prefill) most = std::max(most, gather_bytes(config, limits, spec, exec));
+  if (spec.row_shards > 1) {
+    const int64_t columns = std::max(config.topk, config.candidate_topk_blocks);
+    most = std::max(most, padded(static_cast<size_t>(limits.max_rows * columns * 4)));
+  }
+  if (prefill) {
+    // k as f32, at the worst, or codes and their scales: packed, then of all ranks.
+    const int64_t row = 4 * config.head_dim + 4;
+    const int64_t rows = key_chunk(row, limits.max_rows, spec.prefill_size, limit_of(spec));
+    most = std::max(most, static_cast<size_t>((1 + spec.prefill_size) * rows * row) + 8 * kLine + alone);
+  }
+  return most;
+}
+
+}  // namespace topkey::shard

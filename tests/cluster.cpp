@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// See cluster.h.
+#include "tests/cluster.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+namespace topkey::testing {
+namespace {
+
+constexpr int64_t kAttentionPage = 8;
+
+/// A tensor of the same dtype and width whose rows are these of `from` (-1: `pad` bytes).
+Array pick(const Array& from, const std::vector<int64_t>& rows, uint8_t pad) {
+  const Tensor& t = from.view();
+  const auto n = static_cast<int64_t>(rows.size());
+  const Array to = t.ndim == 2 ? Array(t.dtype, {n, t.shape[1]}) : Array(t.dtype, {n, t.shape[1], t.shape[2]});
+  const size_t bytes = n == 0 ? 0 : to.bytes() / static_cast<size_t>(n);
+  for (int64_t r = 0; r < n; ++r) {
+    uint8_t* cell = to.as<uint8_t>() + static_cast<size_t>(r) * bytes;
+    if (rows[static_cast<size_t>(r)] < 0) {
+      std::memset(cell, pad, bytes);
+    } else {
+      std::memcpy(cell, from.as<uint8_t>() + static_cast<size_t>(rows[static_cast<size_t>(r)]) * bytes, bytes);
+    }
+  }
+  return to;
+}
+
+std::vector<int64_t> count_up(int64_t first, int64_t last) {
+  std::vector<int64_t> all;
+  for (int64_t i = first; i < last; ++i) all.push_back(i);
+  return all;
+}
+
+DType key_dtype(KeyFormat format) {
+  switch (format) {
+    case KeyFormat::fp8: return DType::f8_e4m3fn;
+    case KeyFormat::bf16: return DType::bf16;
+    case KeyFormat::f16: return DType::f16;
+    case KeyFormat::f32: return DType::f32;
+    default: return DType::u8;
+  }
+}
+
+Array rope_table(const ClusterSpec& spec) {
+  const Array table(DType::f32, {spec.max_tokens, 16});
+  Random random(spec.seed * 7 + 1);
+  for (int64_t i = 0; i < table.size(); ++i) table.as<float>()[i] = random.normal();
+  return table;
+}
+
+/// The workspace of a rank (0..; -1: the one that answers alone), kept from step to step: it is large, and what it holds
+/// must not matter. 64 canaries behind `bytes`.
+uint8_t* workspace_of(int32_t rank, size_t bytes) {
+  struct Room {
+    std::shared_ptr<uint8_t> memory;
+    size_t bytes = 0;
+  };
+  static std::mutex mutex;
+  static std::map<int32_t, Room> rooms;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Room& room = rooms[rank];
+  if (room.bytes < bytes + 64) room = {aligned_bytes(bytes + 64), bytes + 64};
+  std::memset(room.memory.get() + bytes, 0xC3, 64);
+  return room.memory.get();
+}
+bool canaries_live(const uint8_t* workspace, size_t bytes) {
+  return std::all_of(workspace + bytes, workspace + bytes + 64, [](uint8_t b) { return b == 0xC3; });
+}
+
+/// A step in the making: the arrays that it borrows.
+struct Made {
+  Array q, weights, k, slots, positions, request, end, start, whole_start, whole_end, table, attention, rope;
+  Array values, scales, indptr, gathered_start;
+  Answer answer;
+  IndexerStep step{};
+};
+
+void set_windows(const ClusterSpec& spec, const StepData& data, Shard shard, Made& m) {
+  std::vector<int32_t> request, end, start, whole_start, whole_end;
+  for (const int64_t r : m.answer.rows) {
+    const bool pad = r < 0;
+    const StepData::Row row = pad ? StepData::Row{-1, -1} : data.rows[static_cast<size_t>(r)];
+    const auto keys = static_cast<int32_t>((row.token + 1) / spec.ratio);
+    const int32_t from = spec.starts && row.token % 2 == 1 ? keys / 3 : 0;
+    request.push_back(static_cast<int32_t>(row.turn));
+    whole_start.push_back(from), whole_end.push_back(keys);
+    start.push_back(static_cast<int32_t>(shard.local_length(from)));
+    end.push_back(static_cast<int32_t>(shard.local_length(keys)));
+  }
+  m.request = Array::of(request), m.end = Array::of(end), m.start = Array::of(start);
+  m.whole_start = Array::of(whole_start), m.whole_end = Array::of(whole_end);
+  m.step.rows.count = static_cast<int64_t>(m.answer.rows.size());
+  m.step.rows.request = m.request.view(), m.step.rows.end = m.end.view();
+  if (spec.starts) m.step.rows.start = m.start.view();
+}
+
+/// Slots and positions of these rows' tokens.
+void set_slots(const ClusterSpec& spec, const StepData& data, const Replica& replica, const std::vector<int64_t>& rows,
+               Made& m) {
+  m.slots = Array(DType::i64, {static_cast<int64_t>(rows.size())});
+  m.positions = Array(DType::i64, {static_cast<int64_t>(rows.size())});
+  for (size_t i = 0; i < rows.size(); ++i) {
+    m.slots.as<int64_t>()[i] = -1;
+    if (rows[i] < 0) continue;
+    const StepData::Row row = data.rows[static_cast<size_t>(rows[i])];
+    m.slots.as<int64_t>()[i] = replica.slot(data.turns[static_cast<size_t>(row.turn)].id, row.token);
+    m.positions.as<int64_t>()[i] = row.token;
+  }
+  m.step.slot_mapping = m.slots.view();
+  if (!spec.rope) return;
+  m.rope = rope_table(spec);
+  m.step.rope.positions = m.positions.view(), m.step.rope.cos_sin = m.rope.view(), m.step.rope.dim = 16;
+}
+
+void set_outputs(const ClusterSpec& spec, const StepData& data, Made& m) {
+  const int64_t rows = m.step.rows.count;
+  Answer& a = m.answer;
+  a.indices = Array(DType::i32, {rows, spec.topk + 3}), a.slots = Array(DType::i32, {rows, spec.topk});
+  a.scores = Array(DType::f32, {rows, spec.topk}), a.counts = Array(DType::i32, {rows});
+  const auto requests = static_cast<int64_t>(std::max<size_t>(1, data.turns.size()));
+  m.attention = Array(DType::i32, {requests, spec.max_tokens / kAttentionPage + 1});
+  for (int64_t i = 0; i < m.attention.size(); ++i) m.attention.as<int32_t>()[i] = static_cast<int32_t>(3 * i + 1);
+  m.step.out.indices = a.indices.view(), m.step.out.slots = a.slots.view();
+  m.step.out.scores = a.scores.view(), m.step.out.counts = a.counts.view();
+  m.step.out.slot_map = {m.attention.view(), false, kAttentionPage};
+  m.step.out.order = spec.order;
+  if (spec.role == CandidateRole::none) return;
+  a.candidates = pick(data.candidates, a.rows, 0xFF);
+  m.step.candidates = a.candidates.view();
+}
+
+/// Queries, keys, windows and outputs of `rows`; slots of `stored`.
+Made make_step(const ClusterSpec& spec, const StepData& data, const Replica& replica, std::vector<int64_t> rows,
+               const std::vector<int64_t>& stored) {
+  Made m;
+  m.answer.rows = std::move(rows);
+  m.q = pick(data.q, m.answer.rows, 0), m.weights = pick(data.weights, m.answer.rows, 0);
+  m.k = pick(data.k, m.answer.rows, 0xFF);  // NaN where there is no token
+  m.step.q = {m.q.view(), {}, m.weights.view()};
+  m.step.k = m.k.view();
+  m.table = replica.table(data);
+  m.step.keys = {replica.cache(), replica.shard(), m.table.view(), false};
+  set_windows(spec, data, replica.shard(), m);
+  set_slots(spec, data, replica, stored, m);
+  set_outputs(spec, data, m);
+  m.step.num_decode_rows = data.decode_rows;
+  return m;
+}
+
+/// Rows of each rank: cut by the plan where it cuts, else all on the last rank.
+std::vector<int64_t> slices(const ClusterSpec& spec, const StepData& data) {
+  std::vector<int64_t> query, seq;
+  std::vector<uint8_t> prefilling;
+  for (const Turn& t : data.turns) {
+    query.push_back(t.rows), seq.push_back(t.cached + t.rows), prefilling.push_back(!t.decodes);
+  }
+  PlanStep p{};
+  p.num_requests = static_cast<int64_t>(query.size()), p.query_lens = query.data(), p.seq_lens = seq.data();
+  p.prefilling = prefilling.data(), p.extends_prefill = true, p.decode_threshold = 64, p.ratio = spec.ratio,
+  p.row_shards = spec.world;
+  std::vector<int64_t> sizes = plan_step(p).row_shard_sizes;
+  const int64_t rows = static_cast<int64_t>(data.rows.size()) - data.decode_rows;
+  int64_t sum = 0;
+  for (const int64_t n : sizes) sum += n;
+  if (sum == rows && !sizes.empty()) return sizes;
+  sizes.assign(static_cast<size_t>(spec.world), 0);
+  sizes.back() = rows;
+  return sizes;
+}
+
+/// Rows dealt to `rank` in turn, padded to as many as any rank has.
+std::vector<int64_t> dealt(const StepData& data, int32_t rank, int32_t world, bool decode_too) {
+  const auto rows = static_cast<int64_t>(data.rows.size()), first = decode_too ? 0 : data.decode_rows;
+  std::vector<int64_t> own;
+  for (int64_t i = 0; i < (rows - first + world - 1) / world; ++i) {
+    const int64_t row = first + i * world + rank;
+    own.push_back(row < rows ? row : -1);
+  }
+  return own;
+}
+
+/// Why this build has no such backend; empty: it has.
+std::string unusable(const char* backend) {
+  if (backend == nullptr) return {};  // some backend there always is
+  for (const BackendInfo& b : backends()) {
+    if (b.name == backend) return b.unusable;
+  }
+  return "no such backend";
+}
+
+void set_gathered(const ClusterSpec& spec, const StepData& data, Made& m, ShardStep& shard) {
+  std::vector<int32_t> indptr{0}, start;
+  for (const Turn& t : data.turns) {
+    indptr.push_back(indptr.back() + static_cast<int32_t>((t.cached + t.rows) / spec.ratio));
+  }
+  for (const int64_t r : m.answer.rows) {
+    start.push_back(r < 0 ? 0 : indptr[static_cast<size_t>(data.rows[static_cast<size_t>(r)].turn)]);
+  }
+  const int64_t total = indptr.back() + 3;  // a bound, not what it is
+  m.indptr = Array::of(indptr), m.gathered_start = Array::of(start);
+  const DType dtype = key_dtype(spec.format);
+  const int64_t width = dtype == DType::u8 ? value_bytes(spec.format, spec.head_dim) : spec.head_dim;
+  m.values = Array(dtype, {total, width});
+  if (spec.format == KeyFormat::fp8) m.scales = Array(DType::f32, {total});
+  shard.gathered = {m.values.view(), m.scales.view(), spec.format};
+  shard.key_indptr = m.indptr.view(), shard.total_keys = total, shard.gathered_start = m.gathered_start.view();
+}
+
+}  // namespace
+
+const char* kind_name(Kind kind) {
+  const char* names[] = {"context", "rows", "prefill", "prefill_context"};
+  return names[static_cast<int>(kind)];
+}
+
+std::string ClusterSpec::text() const {
+  return std::string(kind_name(kind)) + " world " + std::to_string(world) + " interleave " +
+         std::to_string(interleave) + " " + format_name(format) + " topk " + std::to_string(topk) + " ratio " +
+         std::to_string(ratio) + " page " + std::to_string(page_size) + " role " +
+         std::to_string(static_cast<int>(role)) + " force " + std::to_string(force_first) + "/" +
+         std::to_string(force_last) + " limit " + std::to_string(exchange_limit) + (starts ? " starts" : "") +
+         (rope ? " rope" : "") + (shard_decode ? " shard_decode" : "") + " seed " + std::to_string(seed);
+}
+
+StepData step_data(const ClusterSpec& spec, const std::vector<Turn>& turns, uint64_t seed) {
+  StepData d;
+  d.turns = turns;
+  for (size_t b = 0; b < turns.size(); ++b) {
+    for (int64_t j = 0; j < turns[b].rows; ++j) d.rows.push_back({static_cast<int64_t>(b), turns[b].cached + j});
+    if (turns[b].decodes) d.decode_rows = static_cast<int64_t>(d.rows.size());
+  }
+  const auto rows = static_cast<int64_t>(d.rows.size());
+  Random random(seed);
+  const Array raw(DType::bf16, {rows, spec.heads, spec.head_dim}), weights(DType::f32, {rows, spec.heads});
+  for (int64_t i = 0; i < raw.size(); ++i) raw.as<uint16_t>()[i] = float_to_bf16(random.normal());
+  for (int64_t i = 0; i < weights.size(); ++i) weights.as<float>()[i] = random.normal();
+  d.q = raw, d.weights = weights;
+  if (spec.format == KeyFormat::fp8) {
+    d.q = Array(DType::f8_e4m3fn, {rows, spec.heads, spec.head_dim}), d.weights = Array(DType::f32, {rows, spec.heads});
+    QuantizeQ a{};
+    a.q = raw.view(), a.weights = weights.view(), a.format = spec.format;
+    a.q_out = d.q.view(), a.weights_out = d.weights.view();
+    if (rows > 0) run(a, Exec{});
+  }
+  d.k = Array(DType::f32, {rows, spec.head_dim});
+  d.candidates = Array(DType::i32, {rows, spec.blocks});
+  for (int64_t r = 0; r < rows; ++r) {
+    const StepData::Row row = d.rows[static_cast<size_t>(r)];
+    Random token((*turns[static_cast<size_t>(row.turn)].tokens)[static_cast<size_t>(row.token)]);
+    for (int32_t i = 0; i < spec.head_dim; ++i) d.k.as<float>()[r * spec.head_dim + i] = token.normal();
+    for (int32_t i = 0; i < spec.blocks; ++i) {
+      d.candidates.as<int32_t>()[r * spec.blocks + i] =
+          static_cast<int32_t>(random.between(-1, spec.max_tokens / spec.block_size));
+    }
+  }
+  return d;
+}
+
+Replica::Replica(const ClusterSpec& spec, Shard shard, uint64_t seed) : spec_(spec), shard_(shard) {
+  pages_ = Array(DType::u8, {spec.pool_pages, (spec.page_size * row_bytes(spec.format, spec.head_dim) + 15) / 4 * 4});
+  std::memset(pages_.as<uint8_t>(), 0xFF, pages_.bytes());  // NaN in every format
+  for (int32_t p = 0; p < spec.pool_pages; ++p) free_.push_back(p);
+  Random(seed).shuffle(free_);
+}
+
+Replica replica_of(const ClusterSpec& spec, int32_t rank) {
+  const bool context = spec.kind == Kind::context || spec.kind == Kind::prefill_context;
+  const Shard shard = context ? Shard{rank, spec.world, spec.interleave} : Shard{};
+  return {spec, shard, spec.seed * 100 + static_cast<uint64_t>(rank)};
+}
+
+bool Replica::make_room(const StepData& data) {
+  for (const Turn& t : data.turns) {
+    std::vector<int32_t>& own = owned_[t.id];
+    const int64_t keys = shard_.local_length((t.cached + t.rows) / spec_.ratio);
+    while (static_cast<int64_t>(own.size()) * spec_.page_size < keys) {
+      if (free_.empty()) return false;
+      own.push_back(free_.back());
+      free_.pop_back();
+    }
+  }
+  return true;
+}
+
+void Replica::forget(uint64_t id) {
+  free_.insert(free_.begin(), owned_[id].begin(), owned_[id].end());
+  owned_.erase(id);
+}
+
+int64_t Replica::slot(uint64_t id, int64_t token) const {
+  if ((token + 1) % spec_.ratio != 0) return -1;
+  const int64_t key = token / spec_.ratio, world = std::max(1, shard_.world_size), run = std::max(1, shard_.interleave);
+  if (shard_.world_size > 1 && key / run % world != shard_.rank) return -1;
+  const int64_t local = shard_.world_size > 1 ? key / (run * world) * run + key % run : key;
+  return int64_t{owned_.at(id)[static_cast<size_t>(local / spec_.page_size)]} * spec_.page_size +
+         local % spec_.page_size;
+}
+
+Array Replica::table(const StepData& data) const {
+  const int64_t columns = spec_.max_tokens / spec_.page_size + 2;
+  const Array table(DType::i32, {static_cast<int64_t>(std::max<size_t>(1, data.turns.size())), columns});
+  std::fill_n(table.as<int32_t>(), table.size(), 1000000000);
+  for (size_t b = 0; b < data.turns.size(); ++b) {
+    const std::vector<int32_t>& own = owned_.at(data.turns[b].id);
+    std::copy(own.begin(), own.end(), table.as<int32_t>() + static_cast<int64_t>(b) * columns);
+  }
+  return table;
+}
+
+KeyCache Replica::cache() const {
+  return {pages_.view(), spec_.format, Layout::planar, spec_.page_size, spec_.head_dim};
+}
+
+IndexerConfig indexer_config(const ClusterSpec& spec) {
+  IndexerConfig c{};
+  c.heads = spec.heads, c.head_dim = spec.head_dim, c.topk = spec.topk, c.ratio = spec.ratio, c.format = spec.format;
+  c.role = spec.role, c.candidate_block_size = spec.block_size, c.candidate_topk_blocks = spec.blocks;
+  if (spec.role == CandidateRole::none) c.candidate_block_size = c.candidate_topk_blocks = 0;
+  c.force_first = spec.force_first, c.force_last = spec.force_last;
+  return c;
+}
+
+ShardSpec shard_spec(const ClusterSpec& spec, int32_t rank) {
+  ShardSpec s{};
+  const bool context = spec.kind == Kind::context || spec.kind == Kind::prefill_context;
+  const bool prefill = spec.kind == Kind::prefill || spec.kind == Kind::prefill_context;
+  if (context) s.context = {rank, spec.world, spec.interleave};
+  if (spec.kind == Kind::rows) s.row_rank = rank, s.row_shards = spec.world;
+  if (prefill) s.prefill_rank = rank, s.prefill_size = spec.world, s.shard_decode = spec.shard_decode;
+  s.exchange_limit = spec.exchange_limit;
+  return s;
+}
+
+Answer answer_alone(const ClusterSpec& spec, const Replica& replica, const StepData& data, const Exec& exec) {
+  const std::vector<int64_t> all = count_up(0, static_cast<int64_t>(data.rows.size()));
+  Made m = make_step(spec, data, replica, all, all);
+  const SparseAttnIndexer indexer(indexer_config(spec));
+  const size_t bytes = indexer.workspace_bytes({0, m.step.rows.count, 16, spec.max_tokens, 4}, exec);
+  Exec own = exec;
+  own.workspace = workspace_of(-1, bytes), own.workspace_bytes = bytes;
+  indexer.forward(m.step, own);
+  return m.answer;
+}
+
+Answer answer_rank(const ClusterSpec& spec, const Replica& replica, const StepData& data, int32_t rank, Group group,
+                   const Exec& exec) {
+  const bool prefill = spec.kind == Kind::prefill || spec.kind == Kind::prefill_context;
+  std::vector<int64_t> rows = count_up(0, static_cast<int64_t>(data.rows.size())), stored = rows;
+  if (prefill) {
+    rows = stored = count_up(0, spec.shard_decode ? 0 : data.decode_rows);
+    for (int32_t r = 0; r < spec.world; ++r) {
+      const std::vector<int64_t> own = dealt(data, r, spec.world, spec.shard_decode);
+      stored.insert(stored.end(), own.begin(), own.end());
+      if (r == rank) rows.insert(rows.end(), own.begin(), own.end());
+    }
+  }
+  Made m = make_step(spec, data, replica, rows, stored);
+  if (spec.shard_decode) {
+    m.step.num_decode_rows =
+        std::count_if(rows.begin(), rows.end(), [&](int64_t r) { return r >= 0 && r < data.decode_rows; });
+  }
+  ShardStep shard{};
+  shard.comm = group.comm, shard.prefill_comm = prefill ? group.prefill : nullptr;
+  const std::vector<int64_t> sizes = slices(spec, data);
+  if (spec.kind == Kind::rows) shard.row_shard_sizes = sizes.data();
+  if (replica.shard().active()) {
+    if (spec.starts) shard.whole_start = m.whole_start.view();
+    shard.whole_end = m.whole_end.view();
+  }
+  if (spec.kind == Kind::prefill_context && replica.shard().active()) set_gathered(spec, data, m, shard);
+  const SparseAttnIndexer indexer(indexer_config(spec));
+  const ShardSpec cut = shard_spec(spec, rank);
+  const IndexerLimits limits{0, std::max<int64_t>(1, m.step.rows.count), 16, spec.max_tokens, 4};
+  // A backend that does not exist is for the step to complain of.
+  size_t bytes = size_t{1} << 20;
+  if (unusable(exec.backend).empty()) bytes = sharded_workspace_bytes(indexer, limits, cut, exec);
+  uint8_t* workspace = workspace_of(rank, bytes);
+  Exec own = exec;
+  own.workspace = workspace, own.workspace_bytes = bytes;
+  forward_sharded(indexer, m.step, cut, shard, own);
+  if (!canaries_live(workspace, bytes)) throw std::logic_error("forward_sharded wrote past its workspace");
+  return m.answer;
+}
+
+std::string difference(const Answer& alone, const Answer& rank) {
+  const auto differ = [&](const char* what, const Array& a, const Array& b, int64_t width) -> std::string {
+    if (!a) return {};
+    for (size_t j = 0; j < rank.rows.size(); ++j) {
+      const int64_t r = rank.rows[j], row = static_cast<int64_t>(j);
+      for (int64_t i = 0; i < width && r >= 0; ++i) {
+        const uint32_t x = a.as<uint32_t>()[r * width + i], y = b.as<uint32_t>()[row * width + i];
+        if (x == y) continue;
+        return std::string(what) + " of row " + std::to_string(r) + ", column " + std::to_string(i) + ": " +
+               std::to_string(static_cast<int32_t>(y)) + ", alone " + std::to_string(static_cast<int32_t>(x));
+      }
+    }
+    return {};
+  };
+  const int64_t topk = rank.scores.view().shape[1];
+  std::string found = differ("index", alone.indices, rank.indices, topk + 3);
+  if (found.empty()) found = differ("slot", alone.slots, rank.slots, topk);
+  if (found.empty()) found = differ("score", alone.scores, rank.scores, topk);
+  if (found.empty()) found = differ("count", alone.counts, rank.counts, 1);
+  if (found.empty()) found = differ("block", alone.candidates, rank.candidates, alone.candidates.view().shape[1]);
+  for (size_t j = 0; j < rank.rows.size() && found.empty(); ++j) {
+    if (rank.rows[j] >= 0) continue;
+    for (int64_t i = 0; i < topk + 3; ++i) {
+      if (int_at(rank.indices.view(), static_cast<int64_t>(j), i) != -1) found = "a padding row was answered";
+    }
+  }
+  return found;
+}
+
+std::vector<Thrown> run_ranks(int32_t world, const std::function<void(int32_t)>& body) {
+  std::vector<Thrown> thrown(static_cast<size_t>(world));
+  std::vector<std::thread> threads;
+  for (int32_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] { thrown[static_cast<size_t>(rank)] = thrown_by([&] { body(rank); }); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return thrown;
+}
+
+}  // namespace topkey::testing

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The layer on several ranks, threads of one process: under every cut, world size, interleave and batch the answers are
+// those of one rank, bit for bit, and the same on all ranks. And the collectives below it by themselves.
+#include <numeric>
+
+#include "tests/backend_test.h"
+#include "tests/cluster.h"
+
+namespace topkey::testing {
+namespace {
+
+/// The requests of some steps: their tokens, and who has how many of them by now.
+struct Batch {
+  std::vector<std::vector<uint64_t>> tokens;
+  std::vector<int64_t> cached;
+
+  Batch(size_t requests, int64_t max_tokens, Random& random) : cached(requests, 0) {
+    for (size_t b = 0; b < requests; ++b) {
+      tokens.emplace_back();
+      for (int64_t t = 0; t < max_tokens; ++t) tokens.back().push_back(random.next());
+    }
+  }
+  std::vector<Turn> turns(const std::vector<int64_t>& rows, size_t decodes) {
+    std::vector<Turn> all;
+    for (size_t b = 0; b < rows.size(); ++b) {
+      all.push_back({b, cached[b], rows[b], b < decodes, &tokens[b]});
+      cached[b] += rows[b];
+    }
+    return all;
+  }
+};
+
+/// A prompt step, then steps in which the first requests decode and the others go on with their prompts.
+void run_steps(const ClusterSpec& spec, const std::string& backend, Random& random,
+               const std::function<void(const std::string&)>& fail) {
+  const auto requests = static_cast<size_t>(random.between(1, 4)), decodes = random.below(requests + 1);
+  Batch batch(requests, spec.max_tokens, random);
+  Replica alone(spec, Shard{}, spec.seed);
+  std::vector<Replica> replicas;
+  for (int32_t r = 0; r < spec.world; ++r) replicas.push_back(replica_of(spec, r));
+  const auto comms = local_communicators(spec.world), prefill = local_communicators(spec.world);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<int64_t> rows;
+    for (size_t b = 0; b < requests; ++b) {
+      const int64_t most = step == 0 ? 60 : b < decodes ? 3 : 12;
+      rows.push_back(random.chance(0.15) ? 0 : random.between(0, most));
+    }
+    const StepData data = step_data(spec, batch.turns(rows, step == 0 ? 0 : decodes), random.next());
+    if (!alone.make_room(data)) return fail("the pool is too small");
+    const Answer want = answer_alone(spec, alone, data, on(backend));
+    std::vector<std::string> differences(static_cast<size_t>(spec.world));
+    const auto thrown = run_ranks(spec.world, [&](int32_t rank) {
+      const auto r = static_cast<size_t>(rank);
+      if (!replicas[r].make_room(data)) throw std::logic_error("the pool is too small");
+      Exec exec = on(backend);
+      exec.threads = 1;
+      differences[r] =
+          difference(want, answer_rank(spec, replicas[r], data, rank, {comms[r].get(), prefill[r].get()}, exec));
+    });
+    for (size_t r = 0; r < differences.size(); ++r) {
+      const std::string where = "step " + std::to_string(step) + ", rank " + std::to_string(r) + ": ";
+      if (thrown[r].status != Status::ok) return fail(where + thrown[r].sentence);
+      if (!differences[r].empty()) return fail(where + differences[r]);
+    }
+  }
+}
+
+ClusterSpec draw_cluster(Kind kind) {
+  ClusterSpec s;
+  s.kind = kind;
+  s.world = static_cast<int32_t>(draw(1, 8)), s.interleave = draw_of({1, 2, 3, 4, 16, 64, 256});
+  s.format = draw_of({KeyFormat::fp8, KeyFormat::bf16, KeyFormat::f16, KeyFormat::f32, KeyFormat::q8_0});
+  s.topk = static_cast<int32_t>(draw(1, 40)), s.ratio = draw_of({1, 2, 4}), s.page_size = draw_of({16, 1, 5, 64});
+  s.pool_pages = 900 / s.page_size + 8;
+  s.role = draw_of({CandidateRole::none, CandidateRole::source, CandidateRole::consumer});
+  s.block_size = static_cast<int32_t>(draw(1, 9)), s.blocks = static_cast<int32_t>(draw(1, 12));
+  if (draw_flag(3)) s.force_first = static_cast<int32_t>(draw(0, 9));
+  if (draw_flag(3)) s.force_last = static_cast<int32_t>(draw(0, 9));
+  s.rope = draw_flag(), s.order = draw_of({Order::position, Order::score});
+  s.starts = kind != Kind::prefill_context && draw_flag(3);
+  s.shard_decode = (kind == Kind::prefill || kind == Kind::prefill_context) && draw_flag(3);
+  // Chunks of a few rows, of one, of all.
+  s.exchange_limit = draw_of<size_t>({0, 1, 4000});
+  s.seed = static_cast<uint64_t>(draw(1, 1000000));
+  return s;
+}
+
+class ShardLayer : public BackendTest {};
+
+TEST_P(ShardLayer, EveryCutEqualsOneRank) {
+  for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
+    property(std::string("the layer on ranks equals one rank: ") + kind_name(kind), 120, [&] {
+      const ClusterSpec spec = draw_cluster(kind);
+      RC_LOG() << spec.text();
+      Random random(spec.seed);
+      run_steps(spec, GetParam(), random, [](const std::string& what) { RC_FAIL(what); });
+    });
+  }
+}
+
+/// The geometries of production, narrow but in what a selection sees of them: topk, ratio, blocks.
+TEST_P(ShardLayer, ProductionGeometries) {
+  ClusterSpec v32, v4, v41, glm;
+  v32.topk = 2048, v32.page_size = 64, v32.interleave = 64;
+  v4.topk = 512, v4.ratio = 4, v4.page_size = 64;
+  v41.topk = 512, v41.role = CandidateRole::source, v41.block_size = 8, v41.blocks = 2048, v41.interleave = 8;
+  glm.topk = 64, glm.format = KeyFormat::bf16, glm.interleave = 16;
+  for (ClusterSpec spec : {v32, v4, v41, glm}) {
+    for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
+      spec.kind = kind, spec.world = 4, spec.heads = 8, spec.pool_pages = 200;
+      SCOPED_TRACE(spec.text());
+      Random random(spec.seed);
+      run_steps(spec, GetParam(), random, [](const std::string& what) { ADD_FAILURE() << what; });
+    }
+  }
+}
+
+/// exchange_rows by itself: any dtype, strided and contiguous, ranks without rows, nothing else touched.
+TEST(ShardCollectives, ExchangeRowsPutsSlicesIntoGlobalOrder) {
+  property("exchange_rows gives every rank every slice", 200, [] {
+    const auto world = static_cast<int32_t>(draw(1, 6));
+    std::vector<int64_t> sizes;
+    for (int32_t r = 0; r < world; ++r) sizes.push_back(draw_flag(3) ? 0 : draw(0, 5));
+    const int64_t first = draw(0, 3), width = draw(1, 5), pad = draw_flag() ? 0 : draw(1, 3);
+    const int64_t rows = first + std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    const auto comms = local_communicators(world);
+    std::vector<Guarded> buffers;
+    for (int32_t r = 0; r < world; ++r) buffers.emplace_back(DType::i32, rows + 1, width, pad);
+    const auto thrown = run_ranks(world, [&](int32_t rank) {
+      const Tensor t = buffers[static_cast<size_t>(rank)].view();
+      const int64_t own = std::accumulate(sizes.begin(), sizes.begin() + rank, first);
+      for (int64_t r = own; r < own + sizes[static_cast<size_t>(rank)]; ++r) {
+        for (int64_t c = 0; c < width; ++c)
+          *reinterpret_cast<int32_t*>(element(t, r, c)) = static_cast<int32_t>(r * 10 + c);
+      }
+      ExchangeRows e{};
+      e.buffer = t, e.width = width, e.first_row = first, e.row_shard_sizes = sizes.data();
+      Communicator& comm = *comms[static_cast<size_t>(rank)];
+      Exec exec{};
+      exec.workspace_bytes = exchange_rows_workspace_bytes(e, comm, exec);
+      const std::shared_ptr<uint8_t> memory = aligned_bytes(exec.workspace_bytes + 1);
+      exec.workspace = memory.get();
+      exchange_rows(e, comm, exec);
+    });
+    for (int32_t r = 0; r < world; ++r) {
+      if (thrown[static_cast<size_t>(r)].status != Status::ok) RC_FAIL(thrown[static_cast<size_t>(r)].sentence);
+      const Guarded& buffer = buffers[static_cast<size_t>(r)];
+      for (int64_t row = first; row < rows; ++row) {
+        for (int64_t c = 0; c < width; ++c) RC_ASSERT(int_at(buffer.view(), row, c) == row * 10 + c);
+      }
+      for (int64_t row = 0; row < first; ++row) RC_ASSERT(buffer.poisoned(row, 0));
+      RC_ASSERT(buffer.poisoned(rows, 0));
+      RC_ASSERT(buffer.touched_outside(rows, width).empty());
+    }
+  });
+}
+
+/// gather_k over ranks gives the rows that gather_k gives of the whole, and touches no row behind them.
+TEST(ShardCollectives, GatheredKeysAreInGlobalOrder) {
+  property("gather_k over ranks equals gather_k", 150, [] {
+    ProblemSpec spec;
+    spec.paged = true, spec.rows = 1, spec.requests = static_cast<int32_t>(draw(1, 4)), spec.keys = draw(0, 90);
+    spec.format = draw_of({KeyFormat::fp8, KeyFormat::bf16, KeyFormat::q8_0});
+    spec.page_size = draw_of({16, 1, 64}), spec.seed = static_cast<uint64_t>(draw(1, 100000));
+    const Problem whole = make_problem(spec);
+    const auto world = static_cast<int32_t>(draw(2, 8));
+    const int32_t interleave = draw_of({1, 4, 64, 256});
+    std::vector<int32_t> indptr{0};
+    for (const int64_t n : whole.lens) indptr.push_back(indptr.back() + static_cast<int32_t>(n));
+    const Array starts = Array::of(indptr);
+    const int64_t total = indptr.back() + draw(0, 3);
+    const DType dtype = spec.format == KeyFormat::bf16 ? DType::bf16 : DType::u8;
+    const int64_t width = spec.format == KeyFormat::bf16 ? spec.head_dim : value_bytes(spec.format, spec.head_dim);
+    const bool scaled = spec.format == KeyFormat::fp8;
+    const auto gather = [&](const Problem& p, const Guarded& values, const Guarded& scales) {
+      GatherK a{};
+      a.keys = p.paged_keys(), a.indptr = starts.view(), a.total = total;
+      a.out = {values.view(), scaled ? scales.view() : Tensor{}, spec.format};
+      return a;
+    };
+    const auto memory = [&] { return std::make_pair(Guarded(dtype, total, width), Guarded(DType::f32, total, -1)); };
+    const auto want = memory();
+    run(gather(whole, want.first, want.second), Exec{});
+    const auto comms = local_communicators(world);
+    std::vector<std::pair<Guarded, Guarded>> got;
+    for (int32_t r = 0; r < world; ++r) got.push_back(memory());
+    const auto thrown = run_ranks(world, [&](int32_t rank) {
+      const auto& [values, scales] = got[static_cast<size_t>(rank)];
+      const Problem part = shard_of(whole, {rank, world, interleave});
+      const GatherK a = gather(part, values, scales);
+      Exec exec{};
+      exec.workspace_bytes = gather_k_sharded_workspace_bytes(a, exec);
+      const std::shared_ptr<uint8_t> room = aligned_bytes(exec.workspace_bytes + 1);
+      exec.workspace = room.get();
+      gather_k_sharded(a, *comms[static_cast<size_t>(rank)], exec);
+    });
+    for (int32_t r = 0; r < world; ++r) {
+      if (thrown[static_cast<size_t>(r)].status != Status::ok) RC_FAIL(thrown[static_cast<size_t>(r)].sentence);
+      const auto& [values, scales] = got[static_cast<size_t>(r)];
+      RC_ASSERT(values.touched_outside(indptr.back(), width).empty());
+      for (int64_t row = 0; row < indptr.back(); ++row) {
+        const auto bytes = static_cast<size_t>(width) * dtype_bytes(dtype);
+        RC_ASSERT(std::memcmp(element(values.view(), row), element(want.first.view(), row), bytes) == 0);
+        if (scaled) RC_ASSERT(bits_of(float_at(scales.view(), row)) == bits_of(float_at(want.second.view(), row)));
+      }
+    }
+  });
+}
+
+TOPKEY_ON_EVERY_BACKEND(ShardLayer);
+
+}  // namespace
+}  // namespace topkey::testing

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// topkey scale: what sharding would cost, from shapes and the speeds of a machine: bytes and time of a rank for 1, 2,
+// 4, ... ranks. A model (support/scaling.h), not a measurement; bytes are exact.
+#include <CLI/CLI.hpp>
+
+#include <fmt/core.h>
+
+#include <memory>
+
+#include "command.h"
+#include "support/scaling.h"
+
+namespace topkey::cli {
+namespace {
+
+struct Options {
+  support::Scale scale;
+  std::string cut = "context";
+  int64_t most = 8;
+  double tflops = 1450, read = 4300, link = 235, latency = 10;
+};
+
+Exit run(const Options& o) {
+  support::Scale s = o.scale;
+  s.cut = o.cut == "rows" ? support::Cut::rows : o.cut == "prefill" ? support::Cut::gathered : support::Cut::context;
+  s.flops = o.tflops * 1e12, s.read = o.read * 1e9, s.link = o.link * 1e9, s.latency = o.latency * 1e-6;
+  fmt::print("model, not measured: {} rows of {} requests, {} keys a row, H {}, D {}, topk {}, cut by {}\n", s.rows,
+             s.requests, s.context, s.heads, s.head_dim, s.topk, o.cut);
+  fmt::print("{:>7}  {:>16}  {:>10}  {:>10}  {:>10}  {:>10}  {:>7}\n", "ranks", "bytes received", "local", "exchange",
+             "merge", "in all", "of one");
+  double one = 0;
+  for (s.ranks = 1; s.ranks <= o.most; s.ranks *= 2) {
+    const support::Cost c = support::cost_of(s);
+    if (s.ranks == 1) one = c.seconds();
+    fmt::print("{:>7}  {:>16}  {:>10}  {:>10}  {:>10}  {:>10}  {:>7.3f}\n", s.ranks, c.received_bytes,
+               duration(c.local), duration(c.exchange), duration(c.merge), duration(c.seconds()),
+               one > 0 ? c.seconds() / one : 0.0);
+  }
+  return kDone;
+}
+
+}  // namespace
+
+void add_scale(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* sub =
+      app.add_subcommand("scale", "What sharding would cost: bytes and time of a rank, from shapes (a model)");
+  const CLI::Range counts(int64_t{1}, int64_t{1} << 40);
+  sub->add_option("--shard", o->cut, "What the ranks share out: keys (context), rows, or both (prefill)")
+      ->check(CLI::IsMember({"context", "rows", "prefill"}));
+  sub->add_option("--ranks", o->most, "Up to so many ranks")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  sub->add_option("--rows", o->scale.rows, "Query rows of a step")->check(counts);
+  sub->add_option("--requests", o->scale.requests, "Requests of a step")->check(counts);
+  sub->add_option("--context", o->scale.context, "Key rows that a query row sees")->check(counts)->required();
+  sub->add_option("--heads", o->scale.heads, "Index heads")->check(counts);
+  sub->add_option("--head-dim", o->scale.head_dim, "Dimensions of a head")->check(counts);
+  sub->add_option("--topk", o->scale.topk, "Positions a row")->check(counts);
+  sub->add_option("--interleave", o->scale.interleave, "Neighbouring keys of one rank")->check(counts);
+  sub->add_option("--blocks", o->scale.blocks, "Published candidate blocks a row")->check(CLI::NonNegativeNumber);
+  sub->add_option("--key-bytes", o->scale.key_bytes, "Bytes of a key row")->check(counts);
+  sub->add_option("--tflops", o->tflops, "Scoring rate of a rank")->check(CLI::PositiveNumber);
+  sub->add_option("--read", o->read, "GB/s that a rank reads")->check(CLI::PositiveNumber);
+  sub->add_option("--link", o->link, "GB/s into a rank")->check(CLI::PositiveNumber);
+  sub->add_option("--latency", o->latency, "Microseconds of a collective")->check(CLI::NonNegativeNumber);
+  sub->callback([o, &action] { action = [o] { return run(*o); }; });
+}
+
+}  // namespace topkey::cli
