@@ -78,6 +78,10 @@ Slicing slice(const Cutting& cut, const TaskTable& table, int64_t rows, int64_t 
   return {1, (keys + step) / step * step, 0};
 }
 
+/// Keys of a slice beyond one a worker: shorter ones keep all their keys, and the merge then costs more than the balance
+/// saves (16,384 admitted keys on two threads: 3.3 ms in sixteen slices, 2.5 in four).
+constexpr int64_t kFineSlice = 4096;
+
 void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, const TaskTable& table) {
   const RowFact* facts = table.facts;
   PassState& state = *table.state;
@@ -92,7 +96,8 @@ void add_group(const Cutting& cut, int64_t first, int64_t end, int64_t fair, con
   const int64_t rows = end - first, step = step_of(cut);
   // Rounded: a group that is a little dearer than a fair share is not cut.
   const int64_t spare_tasks = table.max_tasks - state.num_tasks - (table.max_rows - first);
-  const int64_t wanted = std::min({(cost + fair / 2) / fair, spare_tasks, cost / rows / cut.least_slice, kMaxSlices});
+  const int64_t worth = std::min(cost / rows / cut.least_slice, std::max(cut.workers, cost / rows / kFineSlice));
+  const int64_t wanted = std::min({(cost + fair / 2) / fair, spare_tasks, worth, kMaxSlices});
   const auto [slices, length, entries] = slice(cut, table, rows, high - low, wanted);
   const int64_t part = slices > 1 ? state.num_parts : -1, part_at = state.part_bytes, sliced = state.sliced_rows;
   if (slices > 1) {
