@@ -74,6 +74,7 @@ void outputs(Io& io, MqaTopk& a) {
 template <class Io>
 void outputs(Io& io, PagedMqaTopk& a) {
   outputs(io, a.out);
+  io("block_scores", a.block_scores);
 }
 template <class Io>
 void outputs(Io& io, MergeTopk& a) {

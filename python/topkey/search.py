@@ -104,6 +104,9 @@ def paged_mqa_topk(
     force_last: int = 0,
     block_size: int = 0,
     num_blocks: int = 0,
+    whole_start: Array | None = None,
+    whole_end: Array | None = None,
+    block_scores: Array | None = None,
     count: int | None = None,
     out: Out = ("indices",),
     exec: Exec = DEFAULT_EXEC,
@@ -114,7 +117,9 @@ def paged_mqa_topk(
     request int32 [R], or q_indptr int32 [B + 1], or a uniform next_n. Its window ends at end int32 [R], or [R / next_n]
     (row j of a request then ends at end - next_n + 1 + j), or start + length. max_len: an upper bound of the windows
     (0 = what the table can hold). table_per_row: the block table has a row for each query row. shard: the windows
-    count this rank's keys, the positions returned are global. All else as in mqa_topk.
+    count this rank's keys, the positions returned are global; candidates, blocks and forced keys then speak of the row's
+    window in the whole request, whole_start and whole_end int32 [R] in global key rows, and block_scores float32
+    [>= R, num_blocks], with "blocks", is filled with their scores on this rank, for merge_topk. All else as in mqa_topk.
 
     ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend can
     run it.
@@ -124,7 +129,8 @@ def paged_mqa_topk(
         "q": q, "q_scale": q_scales, "weights": weights, "block_table": block_table, "table_per_row": table_per_row,
         "count": rows, "starts": start, "ends": end, "lens": length, "row_request": request, "q_indptr": q_indptr,
         "next_n": next_n, "max_len": max_len, "candidates": candidates, "candidate_block": candidate_block_size,
-        "force_first": force_first, "force_last": force_last, "topk": topk,
+        "force_first": force_first, "force_last": force_last, "topk": topk, "whole_start": whole_start,
+        "whole_end": whole_end, "block_scores": block_scores,
     }  # fmt: skip
     cache_fields(fields, cache)
     shard_fields(fields, shard)

@@ -95,8 +95,16 @@ def merge_topk(
     indices: Array,
     topk: int,
     *,
+    start: Array | None = None,
+    end: Array | None = None,
+    length: Array | None = None,
     order: Order = "position",
     fill: Fill = "minus_one",
+    force_first: int = 0,
+    force_last: int = 0,
+    block_scores: Array | None = None,
+    block_ids: Array | None = None,
+    num_blocks: int = 0,
     request: Array | None = None,
     q_indptr: Array | None = None,
     next_n: int = 1,
@@ -108,17 +116,21 @@ def merge_topk(
 ) -> Selection:
     """Selections of parts to the selection of the whole: scores float32 and indices int32 [W, R, K], -1 unused.
 
-    Positions are global and each is in one part only. The result equals, bit for bit, selecting on the whole.
+    Positions are global and each is in one part only. The result equals, bit for bit, selecting on the whole. start
+    int32 [R] of the row's window in the whole is subtracted from the positions, force_first counts from it, force_last
+    from end (or start + length). "blocks" [R, num_blocks] are the best of block_scores float32 and block_ids int32
+    [W, R, C], C at least num_blocks, as paged_mqa_topk gives them under a shard.
 
     ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend can
     run it.
     """
     rows = extent(scores, 1) if count is None else count
     fields = {
-        "scores": scores, "indices": indices, "topk": topk, "count": rows, "row_request": request,
-        "q_indptr": q_indptr, "next_n": next_n,
+        "scores": scores, "indices": indices, "topk": topk, "count": rows, "starts": start, "ends": end,
+        "lens": length, "row_request": request, "q_indptr": q_indptr, "next_n": next_n, "force_first": force_first,
+        "force_last": force_last, "block_scores": block_scores, "block_ids": block_ids,
     }  # fmt: skip
     form_fields(fields, index_base, slot_map, order, fill)
-    selection = output_fields("merge_topk", fields, scores, (rows, topk, 0), out, exec)
+    selection = output_fields("merge_topk", fields, scores, (rows, topk, num_blocks), out, exec)
     finish("merge_topk", fields, exec)
     return selection

@@ -32,7 +32,7 @@ KEYWORDS = {
 NOT_ASKED = {
     "gather_k": {"table_per_row"}, "paged_mqa_topk": {"mask"},
     "expand_pools": {"starts", "max_len", "block_size", "order"},
-    "merge_topk": {"starts", "ends", "lens", "max_len", "block_size", "out.blocks"},
+    "merge_topk": {"max_len", "block_size"},
 }  # fmt: skip
 
 

@@ -149,3 +149,42 @@ def test_end_of_requests_with_next_n(on):
     scores = np.tile(np.arange(9, dtype=np.float32), (6, 1))
     got = topkey.topk(scores, 1, end=np.array([5, 9], np.int32), next_n=3, exec=on)
     assert got.indices.ravel().tolist() == [2, 3, 4, 6, 7, 8]
+
+
+@given(seed=seeds)
+def test_merge_counts_forced_keys_and_blocks_of_the_whole(backend, seed):
+    """Parts that hold every third key: starts, forced keys and blocks are the whole row's."""
+    rng, on = np.random.default_rng(seed), topkey.Exec(backend=backend)
+    rows, n, topk, size, parts = 3, 40, 7, 4, 3
+    scores = draw(rng, rows, n)
+    wide = canonical(scores)
+    start = rng.integers(0, 5, rows).astype(np.int32)
+    end = rng.integers(30, n + 1, rows).astype(np.int32)
+    options = {"force_first": int(rng.integers(0, 3)), "force_last": int(rng.integers(0, 3))}
+    whole = topkey.topk(
+        scores, topk, start=start, end=end, block_size=size, num_blocks=5, out=("indices", "scores", "blocks"),
+        exec=on, **options,
+    )  # fmt: skip
+    part_scores = np.full((parts, rows, n), -np.inf, np.float32)
+    part_indices = np.full((parts, rows, n), -1, np.int32)
+    blocks = n // size + 1
+    block_scores = np.full((parts, rows, blocks), -np.inf, np.float32)
+    block_ids = np.full((parts, rows, blocks), -1, np.int32)
+    for w in range(parts):
+        for r in range(rows):
+            mine = [p for p in range(start[r], end[r]) if p % parts == w]
+            part_indices[w, r, : len(mine)] = mine
+            part_scores[w, r, : len(mine)] = wide[r, mine]
+            # Every block of the row, in ascending ids; the best of its keys here, NaN where there is none.
+            for b in range((end[r] - start[r] - 1) // size + 1):
+                keys = [p for p in mine if (p - start[r]) // size == b]
+                keys.sort(key=lambda p, r=r: selection.order_key(wide[r, p], p))
+                block_ids[w, r, b] = b
+                block_scores[w, r, b] = wide[r, keys[0]] if keys else np.nan
+    merged = topkey.merge_topk(
+        part_scores, part_indices, topk, start=start, end=end, block_scores=block_scores, block_ids=block_ids,
+        num_blocks=5, out=("indices", "scores", "blocks"), exec=on, **options,
+    )  # fmt: skip
+    assert np.array_equal(merged.indices, whole.indices)
+    assert bits_equal(merged.scores, whole.scores)
+    assert np.array_equal(merged.blocks, whole.blocks)
