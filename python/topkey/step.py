@@ -127,9 +127,19 @@ def _check_workspace(layer: str, workspace: Array | None, needed: int) -> None:
         raise ValueError(f"{layer}: workspace must be at least {needed} bytes from a multiple of 256 on, got {usable}")
 
 
+def _refuse_shapes_only(layer: str, stages: Sequence[Stage]) -> None:
+    """Questions about a call take tensors without memory; a step does not."""
+    for stage in stages:
+        for name, value in stage.arguments.items():
+            if getattr(value, "is_meta", False):
+                raise ValueError(f"{layer}: {name} must be on cpu or cuda, got a tensor on meta")
+
+
 def _rehearse(search: Stage, exec: Exec) -> None:
     """A strict search that leaves nothing behind: it raises where the block table or a request is wild."""
-    by_name(search.op)(**search.arguments | {"out": ("indices",), "exec": exec._replace(stats=None)})
+    out = search.arguments["out"]
+    made = {"out": tuple(out), "num_blocks": extent(out.get("blocks"), 1), "exec": exec._replace(stats=None)}
+    by_name(search.op)(**search.arguments | made)
 
 
 def run_step(layer: str, stages: Sequence[Stage], exec: Exec, buffer: Array, rows_to_clear: int) -> None:
@@ -138,6 +148,7 @@ def run_step(layer: str, stages: Sequence[Stage], exec: Exec, buffer: Array, row
         raise ValueError(
             f"{layer}: topk_indices_buffer must have the {rows_to_clear} rows of hidden_states, got {extent(buffer, 0)}"
         )
+    _refuse_shapes_only(layer, stages)
     needed = [workspace_bytes(stage.op, **stage.arguments, exec=exec) for stage in stages]
     _check_workspace(layer, exec.workspace, max(needed, default=0))
     if exec.strict:

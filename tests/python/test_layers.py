@@ -272,13 +272,14 @@ def test_workspace(on):
 def test_a_strict_step_raises_before_it_writes(on):
     s = Serving(np.random.default_rng(12))
     step = s.step([9, 5, 1, 3])
-    layer, pages = s.layer(), s.pages.copy()
+    blocks = np.full((32, 3), 55, I32)
+    layer, pages = s.layer(candidate_blocks=blocks, candidate_block_size=2, candidate_write=True), s.pages.copy()
     wild = s.table.copy()
     wild[1, 0] = 10**6
     for change in ({"block_table": wild}, {"slot_mapping": step.metadata.slot_mapping + 10**6}):
         with pytest.raises(ValueError):
             forward(layer, step._replace(metadata=step.metadata._replace(**change)), on._replace(strict=True))
-        assert (s.buffer == 77).all() and s.pages.tobytes() == pages.tobytes()
+        assert (s.buffer == 77).all() and (blocks == 55).all() and s.pages.tobytes() == pages.tobytes()
     stats = {strict: np.zeros(8, np.uint64) for strict in (True, False)}
     for strict in (True, False):
         forward(layer, step, on._replace(strict=strict, stats=stats[strict]))
