@@ -261,6 +261,17 @@ def test_workspace(on):
     layer = s.layer(candidate_blocks=np.zeros((32, 3), I32), candidate_block_size=2, candidate_write=True)
     size = layer.workspace_bytes(32, 4, 36, 1)
     assert 0 <= size <= layer.workspace_bytes(64, 8, 10**6, 4) <= (64 << 20) + 255
+    for heads in (1, 64, 128):
+        call = {"q": np.zeros((32, heads, D), np.uint8), "weights": np.zeros((32, heads), np.float32), "topk": TOPK}
+        call |= {
+            "cache": topkey.KeyCache(s.pages, PAGE, D),
+            "block_table": s.table,
+            "end": np.zeros(32, I32),
+            "max_len": 36,
+        }
+        call |= {"request": np.zeros(32, I32), "block_size": 2, "num_blocks": 3, "out": ("indices", "blocks")}
+        needed = topkey.workspace_bytes("paged_mqa_topk", **call, exec=on)
+        assert size >= (needed + 255 if needed else 0)
     memory = np.full(size + 3, 0xA5, np.uint8)
     forward(layer, step, on, workspace=memory[3:])
     s.check(step)

@@ -138,9 +138,7 @@ def all_to_torch(torch, values):
         return topkey.StepMetadata(*(to_torch(torch, value) for value in values))
     if isinstance(values, dict):
         return {name: all_to_torch(torch, value) for name, value in values.items()}
-    return (
-        tuple(map(lambda v: all_to_torch(torch, v), values)) if isinstance(values, tuple) else to_torch(torch, values)
-    )
+    return tuple(all_to_torch(torch, v) for v in values) if isinstance(values, tuple) else to_torch(torch, values)
 
 
 @pytest.mark.parametrize("fp4", [False, True])
