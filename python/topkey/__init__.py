@@ -12,6 +12,7 @@ C++ headers: `k` is always keys, `topk` always a count. docs/python.md has an ov
 
 from . import _native
 from .keys import gather_k, quantize_k, quantize_q, store_k
+from .layers import SparseAttnIndexer, SparseAttnIndexerKpool
 from .library import backends, numerics_version, prepare
 from .operations import unsupported, workspace_bytes
 from .plan import PrefillChunk, Range, RowShard, StepPlan, decode_chunks, plan_step, prefill_chunks
@@ -21,6 +22,7 @@ from .score import mqa_logits, paged_mqa_logits
 from .search import mqa_topk, paged_mqa_topk
 from .select import merge_topk, select_blocks, topk
 from .selection import Selection
+from .step import StepMetadata
 from .traces import Packed, Trace, load_trace, save_trace, trace_of
 from .types import Backend, Exec, KeyCache, Norm, Rope, Shard, SlotMap
 
@@ -30,9 +32,9 @@ if _native.abi_version() != _native.ABI_VERSION:
 
 __all__ = [
     "Backend", "Exec", "ExpandedRows", "KeyCache", "Norm", "Packed", "PrefillChunk", "Range", "Rope", "RowShard",
-    "Selection", "Shard", "SlotMap", "Slots", "StepPlan", "Trace", "backends", "compress_k", "decode_chunks",
-    "expand_pools", "expand_rows", "gather_k", "load_trace", "merge_topk", "mqa_logits", "mqa_topk", "numerics_version",
-    "paged_mqa_logits", "paged_mqa_topk", "plan_step", "pool_k", "prefill_chunks", "prepare", "quantize_k",
-    "quantize_q", "save_trace", "select_blocks", "store_k", "to_slots", "topk", "trace_of", "unsupported",
-    "workspace_bytes",
+    "Selection", "Shard", "SlotMap", "Slots", "SparseAttnIndexer", "SparseAttnIndexerKpool", "StepMetadata", "StepPlan",
+    "Trace", "backends", "compress_k", "decode_chunks", "expand_pools", "expand_rows", "gather_k", "load_trace",
+    "merge_topk", "mqa_logits", "mqa_topk", "numerics_version", "paged_mqa_logits", "paged_mqa_topk", "plan_step",
+    "pool_k", "prefill_chunks", "prepare", "quantize_k", "quantize_q", "save_trace", "select_blocks", "store_k",
+    "to_slots", "topk", "trace_of", "unsupported", "workspace_bytes",
 ]  # fmt: skip

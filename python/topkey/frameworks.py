@@ -62,6 +62,24 @@ def ends_of_causal_rows(like: Array, rows: int, keys: int) -> Array:
     return np.arange(first, first + rows, dtype=np.int32)
 
 
+def clear_rows(array: Array, rows: int, stream: int | None) -> None:
+    """Sets the first rows of a numpy or torch array to -1; on a GPU on `stream`, or the current one."""
+    if rows == 0:
+        return
+    if framework(array) == "torch" and array.is_cuda and stream is not None:
+        cuda = sys.modules["torch"].cuda
+        with cuda.stream(cuda.ExternalStream(stream, device=array.device)):
+            array[:rows] = -1
+    else:
+        array[:rows] = -1
+
+
+def address(array: Array) -> int:
+    """Where a numpy or torch array begins; 0 for others."""
+    kind = framework(array)
+    return int(array.data_ptr()) if kind == "torch" else int(array.ctypes.data) if kind == "numpy" else 0
+
+
 def workspace(like: Array, size: int, stream: int | None) -> Array:
     """GPU memory for one call from the framework's own allocator, which frees in the order of the stream it is made for:
     `stream`, or the current one."""

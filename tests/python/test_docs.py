@@ -31,9 +31,11 @@ def test_the_first_screen_of_the_readme():
 
 def test_docs_python():
     names = {}
-    output_of(blocks("docs/python.md", "python")[0], names)
+    for code in blocks("docs/python.md", "python"):
+        output_of(code, names)
     found = names["found"]
     assert found.indices.shape == found.scores.shape == (2, 32) and found.indices.max() == found.indices[1].max() < 1000
+    assert [sorted(row[row >= 0].tolist()) for row in names["buffer"][:3]] == [[0], [0, 1], []]
     text = (SOURCE / "docs/python.md").read_text()
     assert all(f"`{op}`" in text for op in topkey.operations.OPERATIONS)
 

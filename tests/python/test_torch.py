@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import topkey
 from data import SUPPORTED, paged, problem
+from test_layers import D, TOPK, Serving
+from test_layers_kpool import Sequence
 
 pytestmark = pytest.mark.torch
 OUT = ("indices", "scores", "counts")
@@ -128,3 +130,71 @@ def test_pages_of_tensors(torch, on):
         **{name: torch.from_numpy(value) for name, value in rest.items()}, exec=on,
     )  # fmt: skip
     assert got.indices.tolist() == want.indices.tolist()
+
+
+def all_to_torch(torch, values):
+    """Arrays inside tuples, dicts and a StepMetadata as tensors of the same memory."""
+    if isinstance(values, topkey.StepMetadata):
+        return topkey.StepMetadata(*(to_torch(torch, value) for value in values))
+    if isinstance(values, dict):
+        return {name: all_to_torch(torch, value) for name, value in values.items()}
+    return tuple(all_to_torch(torch, v) for v in values) if isinstance(values, tuple) else to_torch(torch, values)
+
+
+@pytest.mark.parametrize("fp4", [False, True])
+def test_a_layer_on_tensors(torch, on, fp4):
+    s = Serving(np.random.default_rng(1), fp4)
+    buffer, pages = torch.from_numpy(s.buffer), torch.from_numpy(s.pages)
+    layer = topkey.SparseAttnIndexer(pages, D, "ue8m0", TOPK, D, 36, 1000, buffer, use_fp4_cache=fp4)
+    memory = torch.zeros(layer.workspace_bytes(32, 4, 36), dtype=torch.uint8)
+    for new in ([9, 0, 5, 0], [1, 7, 1, 0], [0, 0, 0, 0]):
+        s.buffer[:] = 77
+        step = s.step(new, padding=1)
+        tensors = all_to_torch(torch, tuple(step[1:5]))
+        metadata = all_to_torch(torch, step.metadata)
+        assert layer.forward(*tensors, metadata=metadata, workspace=memory, exec=on) is buffer
+        s.check(step)
+    none = s.step([0, 0, 0, 0])
+    layer.forward(*all_to_torch(torch, tuple(none[1:5])), metadata=all_to_torch(torch, none.metadata), exec=on)
+    with pytest.raises(ValueError, match="topk_indices_buffer must be i32"):
+        topkey.SparseAttnIndexer(pages, D, "ue8m0", TOPK, D, 36, 1000, torch.zeros(4, 9), use_fp4_cache=fp4)
+
+
+def test_a_kpool_layer_on_tensors(torch, on):
+    s = Sequence(np.random.default_rng(2), 4)
+    buffer, pages, tail = (to_torch(torch, array) for array in (s.buffer, s.pages, s.tail))
+    layer = topkey.SparseAttnIndexerKpool(pages, D, "ue8m0", 8, D, 44, 1000, buffer, tail_cache=tail)
+    for new in ([9, 6, 0], [1, 7, 5], [1, 1, 1], [20, 0, 1]):
+        rows, arrays, given = s.step(new, padding=1)
+        layer.forward(*all_to_torch(torch, arrays), **all_to_torch(torch, given), exec=on)
+    cache = topkey.KeyCache(s.cache_of_the_whole(on), 4, D)
+    assert s.buffer[: len(rows)].tolist() == s.answer(rows, arrays[1], arrays[3], cache, on)
+
+
+def test_a_step_with_a_meta_tensor_writes_nothing(torch, on):
+    s = Serving(np.random.default_rng(3))
+    layer = topkey.SparseAttnIndexer(torch.from_numpy(s.pages), D, None, TOPK, D, 36, 1000, torch.from_numpy(s.buffer))
+    step, pages = s.step([3, 1, 0, 2]), s.pages.copy()
+    metadata = all_to_torch(torch, step.metadata)
+    k, w = to_torch(torch, step.k), to_torch(torch, step.w).to("meta")
+    with pytest.raises(ValueError, match="SparseAttnIndexer: weights must be on cpu or cuda, got a tensor on meta"):
+        layer.forward(step.hidden, to_torch(torch, step.q), k, w, metadata=metadata, exec=on)
+    assert (s.buffer == 77).all() and s.pages.tobytes() == pages.tobytes()
+
+
+def test_a_layer_on_a_gpu(torch):
+    if not torch.cuda.is_available() or not any(b.device == "cuda" and not b.unusable for b in topkey.backends()):
+        pytest.skip("no GPU that torch and TopKey see")
+    s = Serving(np.random.default_rng(4))
+    buffer, pages = torch.from_numpy(s.buffer).cuda(), torch.from_numpy(s.pages).cuda()
+    layer = topkey.SparseAttnIndexer(pages, D, "ue8m0", TOPK, D, 36, 1000, buffer)
+    memory = torch.zeros(layer.workspace_bytes(32, 4, 36), dtype=torch.uint8, device="cuda")
+    for new in ([9, 0, 5, 0], [1, 7, 1, 0]):
+        buffer.fill_(77)
+        step = s.step(new, padding=1)
+        hidden, q, k, w = (to_torch(torch, array).cuda() for array in step[1:5])
+        given = (to_torch(torch, value) for value in step.metadata)
+        metadata = topkey.StepMetadata(*(v.cuda() if isinstance(v, torch.Tensor) else v for v in given))
+        layer.forward(hidden, q, k, w, metadata=metadata, workspace=memory)
+        s.buffer[:] = buffer.cpu().numpy()
+        s.check(step)
