@@ -25,8 +25,9 @@ struct Geometry {
   bool rope = false;     ///< norm and rope on the way into the cache
   bool uniform = false;  ///< plans that want decode requests alike
   int32_t heads = 4, head_dim = 32, topk = 24;
-  int64_t requests = 7;  ///< in a batch
-  int64_t columns = 0;   ///< of the block table; 0: enough for max_tokens
+  int32_t block_size = 0, blocks = 0;  ///< two-level selection: this layer is the source, one more reads its blocks
+  int64_t requests = 7;                ///< in a batch
+  int64_t columns = 0;                 ///< of the block table; 0: enough for max_tokens
   int64_t max_tokens = 320, step_rows = 40;
   int64_t pool_keys = 700;  ///< fewer than all requests can want, so that some are preempted
   uint64_t seed = 1;
@@ -53,7 +54,8 @@ class Day {
         random_(geometry.seed),
         rope_table_(DType::f32, {g_.max_tokens, 16}),
         norm_weight_(DType::f32, {g_.head_dim}),
-        indexer_(config()) {
+        indexer_(config(g_.blocks > 0 ? CandidateRole::source : CandidateRole::none)),
+        consumer_(config(g_.blocks > 0 ? CandidateRole::consumer : CandidateRole::none)) {
     const int64_t pages = g_.pool_keys / g_.page_size, bytes = g_.page_size * row_bytes(g_.format, g_.head_dim) + 64;
     pool_ = Array(DType::u8, {pages, bytes});
     std::memset(pool_.as<uint8_t>(), 0xFF, pool_.bytes());  // NaN in every format
@@ -61,8 +63,9 @@ class Day {
     random_.shuffle(free_);
     for (int64_t i = 0; i < rope_table_.size(); ++i) rope_table_.as<float>()[i] = random_.normal();
     for (int64_t i = 0; i < g_.head_dim; ++i) norm_weight_.as<float>()[i] = 1 + random_.normal() / 4;
-    workspace_bytes_ = indexer_.workspace_bytes(
-        {0, g_.step_rows, g_.requests, g_.max_pages() * g_.page_size, g_.next_n}, on(backend_));
+    const IndexerLimits limits{0, g_.step_rows, g_.requests, g_.max_pages() * g_.page_size, g_.next_n};
+    workspace_bytes_ =
+        std::max(indexer_.workspace_bytes(limits, on(backend_)), consumer_.workspace_bytes(limits, on(backend_)));
     workspace_ = aligned_bytes(workspace_bytes_);
   }
 
@@ -72,13 +75,15 @@ class Day {
  private:
   struct Inputs {
     Array query_start, seq_lens, table, k, q, q_scales, weights, row_request, lens, positions, slots;
+    Array candidates;
     StepPlan plan{};
     int64_t rows = 0, capacity = 0;
   };
 
-  IndexerConfig config() const {
+  IndexerConfig config(CandidateRole role) const {
     IndexerConfig c{};
     c.heads = g_.heads, c.head_dim = g_.head_dim, c.topk = g_.topk, c.ratio = g_.ratio, c.format = g_.format;
+    c.role = role, c.candidate_block_size = g_.block_size, c.candidate_topk_blocks = g_.blocks;
     return c;
   }
   Norm norm() const {
@@ -108,12 +113,14 @@ class Day {
   void answer(const Inputs& in, const Outputs& out);
   void check(const Inputs& in, const Outputs& out);
   void check_request(const Inputs& in, const Outputs& out, size_t b, int64_t first);
+  void check_consumer(const Inputs& in, MqaTopk search, int64_t first);
 
   Geometry g_;
   std::string backend_;
   Random random_;
   Array rope_table_, norm_weight_;
-  SparseAttnIndexer indexer_;
+  SparseAttnIndexer indexer_, consumer_;
+  const Outputs* consumed_ = nullptr;  // what the second layer answers in this step
   Array pool_;
   std::vector<int32_t> free_;
   std::vector<Request> running_, waiting_;
@@ -244,6 +251,7 @@ Day::Inputs Day::inputs() {
   a.row_request = in.row_request.view(), a.lens = in.lens.view(), a.positions = in.positions.view();
   a.slots = in.slots.view();
   if (in.capacity > 0) run(a, on(backend_));
+  if (g_.blocks > 0) in.candidates = Array(DType::i32, {in.capacity, g_.blocks});
   set_keys(in);
   quantize(in);
   in.plan = plan(in);
@@ -313,7 +321,12 @@ void Day::answer(const Inputs& in, const Outputs& out) {
   exec.workspace = workspace_.get(), exec.workspace_bytes = workspace_bytes_;
   // Nothing is wild, so that strict changes nothing.
   exec.strict = exec.device == Device::cpu && number_ % 2 == 0;
+  s.candidates = in.candidates.view();
   forward_on_device(indexer_, s, exec);
+  if (g_.blocks > 0) {
+    s.k = s.slot_mapping = {}, s.norm = {}, s.rope = {}, s.out = consumed_->selection();
+    forward_on_device(consumer_, s, exec);
+  }
   EXPECT_EQ(stats[kSkippedPages], 0u);
   EXPECT_EQ(stats[kSkippedSlots], 0u);
 }
@@ -347,6 +360,7 @@ void Day::check_request(const Inputs& in, const Outputs& out, size_t b, int64_t 
 
   Want want;
   want.scores = want.counts = true;
+  want.blocks = g_.blocks, want.block_size = g_.block_size;
   const Outputs own(r.rows, g_.topk, want);
   MqaTopk search{};
   const auto rows_from = [&](const Array& a) {
@@ -377,7 +391,27 @@ void Day::check_request(const Inputs& in, const Outputs& out, size_t b, int64_t 
                     : int64_t{r.pages[static_cast<size_t>(index / g_.page_size)]} * g_.page_size + index % g_.page_size;
       ASSERT_EQ(int_at(out.slots.view(), first + i, c), slot) << "row " << first + i << ", column " << c;
     }
+    for (int64_t c = 0; c < g_.blocks; ++c) {
+      ASSERT_EQ(int_at(in.candidates.view(), first + i, c), int_at(own.blocks.view(), i, c)) << "row " << first + i;
+    }
     ++answered;
+  }
+  if (g_.blocks > 0) check_consumer(in, search, first);
+}
+
+/// The second layer sees the keys of the blocks that the first one chose, and no others.
+void Day::check_consumer(const Inputs& in, MqaTopk search, int64_t first) {
+  Tensor blocks = in.candidates.view();
+  blocks.data = element(blocks, first), blocks.shape[0] = search.rows.count;
+  search.admit.candidates = blocks, search.admit.candidate_block_size = g_.block_size;
+  const Outputs own(search.rows.count, g_.topk, {});
+  search.out = own.selection();
+  run(search, on(backend_));
+  for (int64_t i = 0; i < search.rows.count; ++i) {
+    for (int64_t c = 0; c < g_.topk; ++c) {
+      ASSERT_EQ(int_at(consumed_->indices.view(), first + i, c), int_at(own.indices.view(), i, c))
+          << "row " << first + i;
+    }
   }
 }
 
@@ -407,7 +441,8 @@ void Day::step() {
   Want want;
   want.slots = want.scores = want.counts = true;
   want.slot_map = {in.table.view(), false, g_.page_size};
-  const Outputs out(g_.step_rows, g_.topk, want);
+  const Outputs out(g_.step_rows, g_.topk, want), consumed(g_.step_rows, g_.topk, {});
+  consumed_ = &consumed;
   answer(in, out);
   check(in, out);
   mixed_steps += in.plan.num_decode_rows > 0 && in.plan.num_prefill_rows > 0;
@@ -431,6 +466,8 @@ const std::vector<Geometry>& geometries() {
     compressed.ratio = 4, compressed.pool_keys = 180, compressed.rope = true;
     Geometry& mxfp4 = add("mxfp4_page64_ratio4", KeyFormat::mxfp4, 64);
     mxfp4.ratio = 4, mxfp4.pool_keys = 320, mxfp4.rope = true, mxfp4.head_dim = 64;
+    Geometry& two_level = add("fp8_page16_ratio2_blocks", KeyFormat::fp8, 16);
+    two_level.ratio = 2, two_level.pool_keys = 360, two_level.block_size = 8, two_level.blocks = 6;
     Geometry& tiled = add("fp8_fnuz_tiled16_page32", KeyFormat::fp8_fnuz, 32);
     tiled.layout = Layout::tiled16;
     return list;
