@@ -35,7 +35,9 @@ inline Problem requests_of(ProblemSpec spec, const Ints& lens, const Ints& row_r
     for (int64_t t = p.lens.back(); t < pages_of(len) * size; ++t) {
       const auto b = static_cast<int64_t>(p.lens.size()) - 1;
       std::memset(p.values_at(b, t), 0xFF, static_cast<size_t>(value_bytes(spec.format, spec.head_dim)));
-      if (p.scales_at(b, t) != nullptr) std::memset(p.scales_at(b, t), 0xFF, sizeof(float));
+      if (p.scales_at(b, t) != nullptr) {
+        std::memset(p.scales_at(b, t), 0xFF, static_cast<size_t>(scale_bytes(spec.format, spec.head_dim)));
+      }
     }
   }
   p.spec.requests = static_cast<int32_t>(lens.size());
