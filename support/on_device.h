@@ -58,6 +58,8 @@ struct EachTensor {
   template <class T>
   void operator()(const char*, T&, Names) {}
 };
+template <class F>
+EachTensor(F) -> EachTensor<F>;  // clang 14 does not find it by itself
 
 template <class F>
 void each_output(Selection& a, const F& f) {
