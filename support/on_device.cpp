@@ -198,7 +198,8 @@ void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec 
   fields(each, step.rows), fields(each, step.out);
   copy.add(step.keys.cache.pages, Role::output);
   copy.add(step.candidates, Role::output);
-  each_output(step.out, [&](Tensor& t) { copy.add(t, Role::output); });
+  EachTensor outputs{[&](Tensor& t) { copy.add(t, Role::output); }};
+  output_fields(outputs, step.out);
   copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0,
            Role::output);
   copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/call_fields.h"
+#include "support/output_fields.h"
 #include "topkey/topkey.h"
 
 namespace topkey::support {
@@ -48,7 +49,7 @@ class DeviceCopy {
   std::unique_lock<std::mutex> alone_;  ///< of the device's memory, from upload on
 };
 
-/// Calls f(tensor) for all inputs of `args`.
+/// A visitor of fields that calls f(tensor) for each tensor.
 template <class F>
 struct EachTensor {
   F f;
@@ -61,51 +62,6 @@ struct EachTensor {
 template <class F>
 EachTensor(F) -> EachTensor<F>;  // clang 14 does not find it by itself
 
-template <class F>
-void each_output(Selection& a, const F& f) {
-  f(a.indices), f(a.slots), f(a.scores), f(a.counts), f(a.blocks);
-}
-template <class F>
-void each_output(DenseKeys& a, const F& f) {
-  f(a.values), f(a.scales);
-}
-template <class F>
-void each_output(ExpandRows& a, const F& f) {
-  f(a.row_request), f(a.lens), f(a.positions), f(a.slots);
-}
-template <class F>
-void each_output(ToSlots& a, const F& f) {
-  f(a.slots), f(a.counts);
-}
-template <class F>
-void each_output(QuantizeQ& a, const F& f) {
-  f(a.q_out), f(a.q_scales_out), f(a.weights_out);
-}
-template <class F>
-void each_output(StoreK& a, const F& f) {
-  f(a.cache.pages);
-}
-template <class F>
-void each_output(PoolK& a, const F& f) {
-  f(a.cache.pages), f(a.tail);
-}
-template <class F>
-void each_output(CompressK& a, const F& f) {
-  f(a.cache.pages), f(a.state);
-}
-template <class F>
-void each_output(SelectBlocks& a, const F& f) {
-  f(a.blocks);
-}
-template <class Args, class F>
-void each_output(Args& a, const F& f) {
-  if constexpr (requires { a.logits; }) {
-    f(a.logits);
-  } else {
-    each_output(a.out, f);
-  }
-}
-
 /// Runs call(args, exec) on copies; `runs` false: it will be refused, so that nothing needs to be copied (and a wrong
 /// shape may say more than there is).
 template <class Args, class Call>
@@ -113,9 +69,10 @@ void on_device(Args args, Exec exec, const Call& call, bool runs) {
   if (!runs) return call(args, exec);
   using Role = DeviceCopy::Role;
   DeviceCopy copy;
-  EachTensor each{[&](Tensor& t) { copy.add(t, Role::input); }};
-  fields(each, args);
-  each_output(args, [&](Tensor& t) { copy.add(t, Role::output); });
+  EachTensor inputs{[&](Tensor& t) { copy.add(t, Role::input); }};
+  fields(inputs, args);
+  EachTensor outputs{[&](Tensor& t) { copy.add(t, Role::output); }};
+  output_fields(outputs, args);
   copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0,
            Role::output);
   copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);

@@ -56,6 +56,26 @@ struct IndexerStep {
   bool skip_step;     ///< do nothing: the buffer is left as it is (an earlier layer's selection, for this one too)
 };
 
+namespace border {
+/// `ask`, `run`: a layer's function of the C interface.
+template <class Ask>
+size_t layer_bytes(Ask* ask, const IndexerConfig& config, const IndexerLimits& limits, const Exec& exec) {
+  const auto c_config = to_c<topkey_indexer_config>(config);
+  const auto c_limits = to_c<topkey_indexer_limits>(limits);
+  const auto c_exec = to_c<topkey_exec>(exec);
+  const size_t bytes = ask(&c_config, &c_limits, &c_exec);
+  if (bytes == SIZE_MAX) check(topkey_last_status());
+  return bytes;
+}
+template <class Run>
+void run_layer(Run* run, const IndexerConfig& config, const IndexerStep& step, const Exec& exec) {
+  const auto c_config = to_c<topkey_indexer_config>(config);
+  const auto c_step = to_c<topkey_indexer_step>(step);
+  const auto c_exec = to_c<topkey_exec>(exec);
+  check(run(&c_config, &c_step, &c_exec));
+}
+}  // namespace border
+
 class SparseAttnIndexer {
  public:
   /// Throws where the configuration makes no sense, whatever the step.
@@ -66,22 +86,14 @@ class SparseAttnIndexer {
 
   /// Workspace of the worst step within the limits. Never shrinks when a limit grows.
   size_t workspace_bytes(const IndexerLimits& limits, const Exec& exec) const {
-    const auto c_config = border::to_c<topkey_indexer_config>(config_);
-    const auto c_limits = border::to_c<topkey_indexer_limits>(limits);
-    const auto c_exec = border::to_c<topkey_exec>(exec);
-    const size_t bytes = topkey_indexer_workspace_bytes(&c_config, &c_limits, &c_exec);
-    if (bytes == SIZE_MAX) border::check(topkey_last_status());
-    return bytes;
+    return border::layer_bytes(topkey_indexer_workspace_bytes, config_, limits, exec);
   }
 
   /// In this order: unless `cleared`, all columns of rows [0, rows.count) of the index and slot buffers become -1;
   /// keys are stored; every row is answered. Throws before anything is written. (strict checks both stages first; a
   /// position that only the new keys select and that slot_map lacks may still raise after the store.)
   void forward(const IndexerStep& step, const Exec& exec) const {
-    const auto c_config = border::to_c<topkey_indexer_config>(config_);
-    const auto c_step = border::to_c<topkey_indexer_step>(step);
-    const auto c_exec = border::to_c<topkey_exec>(exec);
-    border::check(topkey_indexer_forward(&c_config, &c_step, &c_exec));
+    border::run_layer(topkey_indexer_forward, config_, step, exec);
   }
 
   const IndexerConfig& config() const noexcept { return config_; }
@@ -104,12 +116,7 @@ class SparseAttnIndexerKpool {
 
   /// Workspace of the worst step within the limits (max_len counts pools). Never shrinks when a limit grows.
   size_t workspace_bytes(const IndexerLimits& limits, const Exec& exec) const {
-    const auto c_config = border::to_c<topkey_indexer_config>(config_);
-    const auto c_limits = border::to_c<topkey_indexer_limits>(limits);
-    const auto c_exec = border::to_c<topkey_exec>(exec);
-    const size_t bytes = topkey_indexer_kpool_workspace_bytes(&c_config, &c_limits, &c_exec);
-    if (bytes == SIZE_MAX) border::check(topkey_last_status());
-    return bytes;
+    return border::layer_bytes(topkey_indexer_kpool_workspace_bytes, config_, limits, exec);
   }
 
   /// In this order: unless `cleared`, all columns of rows [0, rows.count) of the index and slot buffers become -1;
@@ -117,10 +124,7 @@ class SparseAttnIndexerKpool {
   /// open pool's tokens appended (expand_pools). Throws before anything is written. (strict checks the first two stages
   /// first; a position that slot_map lacks may still raise after them.)
   void forward(const IndexerStep& step, const Exec& exec) const {
-    const auto c_config = border::to_c<topkey_indexer_config>(config_);
-    const auto c_step = border::to_c<topkey_indexer_step>(step);
-    const auto c_exec = border::to_c<topkey_exec>(exec);
-    border::check(topkey_indexer_kpool_forward(&c_config, &c_step, &c_exec));
+    border::run_layer(topkey_indexer_kpool_forward, config_, step, exec);
   }
 
   const IndexerConfig& config() const noexcept { return config_; }

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "python/src/outputs.h"
 #include "support/call_fields.h"
+#include "support/output_fields.h"
 
 namespace topkey::python {
 namespace {
@@ -54,7 +54,7 @@ Operation describe(const Args& blank) {
   Record record(op.fields, &args);
   support::fields(record, args);
   record.writes();
-  outputs(record, args);
+  support::output_fields(record, args);
   for (size_t i = 0; i < op.fields.size(); ++i) {
     PyObject* name = PyUnicode_InternFromString(op.fields[i].name.c_str());
     PyObject* number = PyLong_FromSize_t(i);

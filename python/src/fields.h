@@ -2,7 +2,7 @@
 //
 // The arguments of every operation by name: a table of (name, kind, offset) made once by walking the lists that traces
 // use (support/call_fields.h) and the outputs below. So a call from Python is a dict of fields, and one function fills
-// the argument struct of any operation. A new operation needs its lines in support and one overload of outputs() here.
+// the argument struct of any operation. A new operation needs its lines in support.
 #pragma once
 #include <nanobind/nanobind.h>
 
