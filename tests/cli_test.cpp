@@ -91,6 +91,8 @@ TEST_F(Cli, WrongUsageIsBadInput) {
   EXPECT_EQ(run_command("run x --topk 0").code, 2);
   EXPECT_EQ(run_command("check").code, 2);
   EXPECT_EQ(run_command("check --random --op topkk").code, 2);
+  EXPECT_EQ(run_command("check --random --cases 1 --seed -1").code, 2);
+  EXPECT_EQ(run_command("check --random --cases 1 --seed 18446744073709551616").code, 2);
   EXPECT_EQ(run_command("make-trace").code, 2);
   EXPECT_EQ(run_command("--help").code, 0);
   EXPECT_EQ(run_command("run --help").code, 0);
@@ -248,12 +250,27 @@ TEST_F(Cli, RunsOnRanks) {
   expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");
 }
 
+TEST_F(Cli, BenchRefusesACaseThatItDoesNotHave) {
+  expect_refused("bench --only nope", 2, "--only must be (part of) a case's name, got nope");
+}
+
 TEST_F(Cli, TellsWhatShardingWouldCost) {
   const Outcome outcome = run_command("scale --context 131072 --rows 64 --requests 64 --ranks 4");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("model, not measured"));
   // Three others send 64 rows of 2048 winners, 8 bytes each.
   EXPECT_THAT(outcome.out, HasSubstr(std::to_string(3 * 64 * 2048 * 8)));
+  // The largest of everything stays in 63 bits; what is larger is refused.
+  const std::string most =
+      "scale --context 2147483647 --ranks 1048576 --rows 1048576 --topk 65536 --requests 1048576 --key-bytes 2048 "
+      "--blocks 65536 --interleave 1024 --shard ";
+  for (const char* cut : {"context", "rows", "prefill"}) {
+    const Outcome large = run_command(most + cut);
+    EXPECT_EQ(large.code, 0) << cut;
+    EXPECT_EQ(large.out.find(" -"), std::string::npos) << large.out;
+  }
+  EXPECT_EQ(run_command("scale --context 2147483648").code, 2);
+  expect_refused("scale --context 9 --tflops nan", 2, "must be numbers, got nan");
 }
 
 }  // namespace

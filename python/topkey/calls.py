@@ -8,6 +8,7 @@ A question about a call (how much workspace, why not, as a trace) is asked by ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 from . import _native
@@ -59,10 +60,20 @@ _FULL_NAMES = {
 }
 
 
+def _extent_or_0(number: Any) -> int:
+    try:
+        number = index(number)
+    except TypeError:
+        return 0
+    return number if 0 <= number < 2**31 else 0
+
+
 def make(like: Array, shape: Sequence[int], dtype: str, exec: Exec | Question) -> Array:
-    """An output of `like`'s framework; for a question only its shape."""
+    """An output of `like`'s framework; for a question only its shape. An extent that is none counts as 0: the library, which
+    is given the same number, then says what is wrong with it."""
+    shape = tuple(map(_extent_or_0, shape))
     if isinstance(exec, Question) and not exec.allocates:
-        return Placeholder(tuple(shape), _FULL_NAMES[dtype])
+        return Placeholder(shape, _FULL_NAMES[dtype])
     return empty(like, shape, dtype)
 
 
@@ -76,6 +87,8 @@ def wanted(op: str, out: Out, known: Sequence[str]) -> Mapping[str, Array | None
     """`out` by name; None stands for an array to be made."""
     if isinstance(out, str):
         out = (out,)
+    if out is None:
+        raise ValueError(f"{op}: out must be of {', '.join(known)}, got None")
     named: Mapping[str, Array | None] = out if isinstance(out, Mapping) else dict.fromkeys(out)
     for name in named:
         if name not in known:
@@ -84,7 +97,9 @@ def wanted(op: str, out: Out, known: Sequence[str]) -> Mapping[str, Array | None
 
 
 # ---- options that are tuples, as fields ----
-def cache_fields(fields: Fields, cache: KeyCache) -> None:
+def cache_fields(op: str, fields: Fields, cache: KeyCache) -> None:
+    if not isinstance(cache, KeyCache):
+        raise ValueError(f"{op}: cache must be a KeyCache, got {type(cache).__name__}")
     fields["cache"], fields["page_size"], fields["head_dim"], fields["format"], fields["layout"] = cache
 
 

@@ -108,7 +108,7 @@ def store_k(
     }  # fmt: skip
     norm_fields(fields, norm)
     rope_fields("store_k", fields, rope)
-    cache_fields(fields, cache)
+    cache_fields("store_k", fields, cache)
     finish("store_k", fields, exec)
 
 
@@ -130,11 +130,11 @@ def gather_k(
     ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend can
     run it.
     """
-    fields: Fields = {"block_table": block_table, "indptr": indptr, "total": total, "out.format": cache.format}
-    cache_fields(fields, cache)
+    fields: Fields = {"block_table": block_table, "indptr": indptr, "total": total}
+    cache_fields("gather_k", fields, cache)
+    fields["out.format"] = cache.format
     shard_fields(fields, shard)
-    size = max(total, 0), max(cache.head_dim, 0)
-    values, scales = _dense_outputs("gather_k", fields, indptr, size, cache.format, out, exec)
+    values, scales = _dense_outputs("gather_k", fields, indptr, (total, cache.head_dim), cache.format, out, exec)
     finish("gather_k", fields, exec)
     return values, scales
 

@@ -39,7 +39,7 @@ def pool_k(
         "tail": tail, "tail_slots": tail_slots, "pool_size": pool_size, "scale": scale, "row_request": request,
         "next_n": next_n,
     }  # fmt: skip
-    cache_fields(fields, cache)
+    cache_fields("pool_k", fields, cache)
     finish("pool_k", fields, exec)
 
 
@@ -75,7 +75,7 @@ def compress_k(
         "query_start": query_start, "rms_weight": rms_weight, "eps": eps, "cos_sin": cos_sin,
         "slot_mapping": slot_mapping, "rule": rule, "state_table": state_table,
     }  # fmt: skip
-    cache_fields(fields, cache)
+    cache_fields("compress_k", fields, cache)
     finish("compress_k", fields, exec)
 
 

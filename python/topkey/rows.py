@@ -53,7 +53,7 @@ def expand_rows(
     made = {}
     for name, array in named.items():
         wide = name in ("positions", "slots")
-        made[name] = make(query_start, (max(capacity, 0),), "i64" if wide else "i32", exec) if array is None else array
+        made[name] = make(query_start, (capacity,), "i64" if wide else "i32", exec) if array is None else array
     fields: Fields = {
         "query_start": query_start, "seq_lens": seq_lens, "ratio": ratio, "block_table": block_table,
         "page_size": page_size, "capacity": capacity, **made,

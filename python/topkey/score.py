@@ -12,6 +12,8 @@ _FORMATS: dict[str, Format] = {"f8_e4m3fn": "fp8", "bf16": "bf16", "f16": "f16",
 
 def dense_format(op: str, k: Array) -> Format:
     """The key format that a dtype says; bytes say none."""
+    if k is None:
+        raise ValueError(f"{op}: k must be given, got None")
     dtype = _native.dtype_of(k)
     if dtype == "u8":
         raise ValueError(f"{op}: format must be given for keys in bytes, got None")
@@ -89,15 +91,16 @@ def paged_mqa_logits(
     run it.
     """
     rows = extent(q, 0) if count is None else count
-    if out is None:
-        width = extent(block_table, 1) * max(cache.page_size, 0)
-        out = make(q, (rows, min(max_len, width) if max_len > 0 and start is None else width), "f32", exec)
     fields = {
         "q": q, "q_scale": q_scales, "weights": weights, "block_table": block_table, "table_per_row": table_per_row,
         "count": rows, "starts": start, "ends": end, "lens": length, "row_request": request, "q_indptr": q_indptr,
-        "next_n": next_n, "max_len": max_len, "clean": clean, "logits": out,
+        "next_n": next_n, "max_len": max_len, "clean": clean,
     }  # fmt: skip
-    cache_fields(fields, cache)
+    cache_fields("paged_mqa_logits", fields, cache)
+    if out is None:
+        width = extent(block_table, 1) * max(cache.page_size, 0)
+        out = make(q, (rows, min(max_len, width) if max_len > 0 and start is None else width), "f32", exec)
+    fields["logits"] = out
     shard_fields(fields, shard)
     finish("paged_mqa_logits", fields, exec)
     return out

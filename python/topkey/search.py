@@ -132,7 +132,7 @@ def paged_mqa_topk(
         "force_first": force_first, "force_last": force_last, "topk": topk, "whole_start": whole_start,
         "whole_end": whole_end, "block_scores": block_scores,
     }  # fmt: skip
-    cache_fields(fields, cache)
+    cache_fields("paged_mqa_topk", fields, cache)
     shard_fields(fields, shard)
     form_fields(fields, index_base, slot_map, order, fill, block_size)
     selection = output_fields("paged_mqa_topk", fields, q, (rows, topk, num_blocks), out, exec)

@@ -42,14 +42,17 @@ class Trace(NamedTuple):
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Reads a trace. bfloat16 and float8 tensors are ml_dtypes'. ValueError: no such file, or not a trace."""
-    tensors, metadata = _native.read_trace(os.fspath(path))
+    tensors, metadata = _native.read_trace(_path("load_trace", path))
     return Trace({name: _to_array(*parts) for name, parts in tensors.items()}, metadata)
 
 
 def save_trace(path: str | os.PathLike[str], trace: Trace) -> None:
     """Writes a trace, whole or not at all: the same trace gives the same bytes, here and from the command line."""
-    tensors = {name: _to_parts(name, array) for name, array in trace.tensors.items()}
-    _native.write_trace(os.fspath(path), tensors, trace.metadata)
+    for name, value in trace.metadata.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError(f"save_trace: metadata must be strings, got {name!r}: {value!r}")
+    tensors = {_name(name): _to_parts(name, array) for name, array in trace.tensors.items()}
+    _native.write_trace(_path("save_trace", path), tensors, dict(trace.metadata))
 
 
 def trace_of(op: str, /, **arguments: Any) -> Trace:
@@ -68,6 +71,19 @@ def trace_of(op: str, /, **arguments: Any) -> Trace:
     except Answer as answer:
         return answer.value
     raise AssertionError("an operation must end in calls.finish")
+
+
+def _path(op: str, path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    if "\0" in name:
+        raise ValueError(f"{op}: path must be without NUL, got {name!r}")
+    return name
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or name == "__metadata__":  # what the format calls the metadata
+        raise ValueError(f"save_trace: a tensor's name must be a string other than __metadata__, got {name!r}")
+    return name
 
 
 def _to_array(dtype: str, shape: tuple[int, ...], data: bytearray) -> Array:
@@ -95,6 +111,7 @@ def _to_parts(name: str, array: Array) -> tuple[str, list[int], bytes]:
         import numpy as np
 
         array = np.asarray(array)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the file is little-endian, as the machine
         code, shape, data = _CODES.get(array.dtype.name), list(array.shape), array.tobytes()
     if code is None:
         raise ValueError(f"save_trace: tensor {name!r} must be of a dtype that safetensors has, got {array.dtype}")

@@ -77,6 +77,14 @@ WRONG = [
     (store(norm=topkey.Norm("batch")), "store_k: norm.kind must be one of none, layer, rms, got 'batch'"),
     (select(scores=np.ones((2, 8), I32)), "topk: scores must be f32|f16|bf16 [>=2, *] with unit last stride, got i32 [2, 8]"),
     (select(count=3), "topk: scores must be f32|f16|bf16 [>=3, *] with unit last stride, got f32 [2, 8]"),
+    (mqa(k=None, format=None), "mqa_topk: k must be given, got None"),
+    (mqa(out=None), "mqa_topk: out must be of indices, slots, scores, counts, blocks, got None"),
+    (mqa(topk=-1, out="indices"), "mqa_topk: topk must be from 1 to 2147483647, got -1"),
+    (mqa(topk=2.5, out="indices"), "mqa_topk: topk must be a whole number of 32 bits, got 2.5"),
+    (mqa(topk=2**62, out="indices"), "mqa_topk: topk must be a whole number of 32 bits, got 4611686018427387904"),
+    (mqa(count=-1, out="indices"), "mqa_topk: rows.count must be from 0 to 2147483647, got -1"),
+    (paged_mqa(cache=None), "paged_mqa_topk: cache must be a KeyCache, got NoneType"),
+    (store(cache=np.zeros((3, 512), np.uint8)), "store_k: cache must be a KeyCache, got ndarray"),
     (select(count=-1), "topk: rows.count must be from 0 to 2147483647, got -1"),
 ]  # fmt: skip
 

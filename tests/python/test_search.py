@@ -124,3 +124,9 @@ def test_shards_merged_are_the_whole(backend, seed, world, interleave, topk):
 def test_short_rows_need_no_scores(on):
     p = problem(np.random.default_rng(5), "f32", 1, 1, 32, 3)
     assert topkey.mqa_topk(**p.arguments, **p.dense, topk=5, exec=on).indices.tolist() == [[0, 1, 2, -1, -1]]
+
+
+def test_counts_may_be_integers_of_numpy(on):
+    q, k, weights = np.ones((2, 2, 4), np.float32), np.ones((6, 4), np.float32), np.ones((2, 2), np.float32)
+    got = topkey.mqa_topk(q, k, weights, np.int64(3), exec=on)
+    assert got.indices.tolist() == [[0, 1, 2]] * 2

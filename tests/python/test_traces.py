@@ -97,3 +97,32 @@ def test_files_that_are_no_traces(tmp_path):
     ):
         topkey.save_trace(tmp_path / "x", topkey.Trace({"x": np.zeros(2, complex)}, {}))
     assert not (tmp_path / "x").exists()
+
+
+def test_big_endian_arrays_keep_their_values(tmp_path):
+    path = tmp_path / "big.safetensors"
+    topkey.save_trace(path, topkey.Trace({"a": np.arange(3, dtype=">i4")}, {}))
+    assert topkey.load_trace(path).tensors["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("trace", "sentence"),
+    [
+        (topkey.Trace({"__metadata__": np.zeros(1)}, {}), "a tensor's name must be a string other than __metadata__"),
+        (topkey.Trace({3: np.zeros(1)}, {}), "a tensor's name must be a string"),
+        (topkey.Trace({}, {"seed": 1}), "metadata must be strings, got 'seed': 1"),
+    ],
+)
+def test_what_no_one_could_read_is_not_written(tmp_path, trace, sentence):
+    path = tmp_path / "kept.safetensors"
+    topkey.save_trace(path, topkey.Trace({}, {"a": "b"}))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=sentence):
+        topkey.save_trace(path, trace)
+    assert path.read_bytes() == before
+
+
+def test_a_path_is_not_cut_at_nul(tmp_path):
+    for call in (lambda: topkey.save_trace(f"{tmp_path}/x\0y", topkey.Trace({}, {})), lambda: topkey.load_trace("x\0y")):
+        with pytest.raises(ValueError, match="path must be without NUL"):
+            call()

@@ -133,14 +133,20 @@ class Bench {
   }
 
   Exit run() {
-    measure_ceilings();
-    fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", "case", "threads", "median", "GFLOP/s",
-               "of peak", "of sgemm", "must", "times", "at most");
     const std::vector<BenchCase> cases = suite_cases(options_.suite, threads_, options_.quick);
     const bool exact =
         std::any_of(cases.begin(), cases.end(), [&](const BenchCase& c) { return c.name == options_.only; });
+    const auto wanted = [&](const BenchCase& c) {
+      return exact ? c.name == options_.only : c.name.find(options_.only) != std::string::npos;
+    };
+    if (std::none_of(cases.begin(), cases.end(), wanted)) {
+      throw Failure(fmt::format("bench: --only must be (part of) a case's name, got {}", options_.only));
+    }
+    measure_ceilings();
+    fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", "case", "threads", "median", "GFLOP/s",
+               "of peak", "of sgemm", "must", "times", "at most");
     for (const BenchCase& c : cases) {
-      if (exact ? c.name == options_.only : c.name.find(options_.only) != std::string::npos) run_case(c, cases);
+      if (wanted(c)) run_case(c, cases);
     }
     if (!options_.json.empty()) write();
     return kDone;

@@ -223,7 +223,9 @@ void add_check(CLI::App& app, Action& action) {
   sub->add_flag("--random", options->random, "Random cases instead of traces");
   sub->add_option("--op", options->op, "Random cases of this operation only");
   sub->add_option("--backend", options->backend, "This backend only (default: all that can be used)");
-  sub->add_option("--seed", options->seed, "First seed of the random cases")->capture_default_str();
+  sub->add_option("--seed", options->seed, "First seed of the random cases")
+      ->check(CLI::Range(int64_t{0}, kMostSeed))
+      ->capture_default_str();
   sub->add_option("--cases", options->cases, fmt::format("How many random cases (default {})", kCases))
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   sub->add_option("--rows", options->rows,

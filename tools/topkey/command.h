@@ -3,6 +3,7 @@
 // What the subcommands share: exit codes, how each one joins the command line, and the choice of a backend. A
 // subcommand is one file; it prints its result on stdout, progress and complaints on stderr, and returns an exit code.
 #pragma once
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <stdexcept>
@@ -19,6 +20,9 @@ namespace topkey::cli {
 
 /// Exit codes of every subcommand.
 enum Exit : int { kDone = 0, kDiffers = 1, kBadInput = 2, kUnusable = 3 };
+
+/// A number too large is read as the largest of its type, which must then be out of range.
+inline constexpr int64_t kMostSeed = INT64_MAX - 1;
 
 /// A fault of the user's or of a file, told in one sentence; exit code kBadInput unless another is given.
 class Failure : public std::runtime_error {

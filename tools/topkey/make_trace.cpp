@@ -135,7 +135,7 @@ void add_make_trace(CLI::App& app, Action& action) {
       ->capture_default_str();
   sub->add_option("--scale", options->scale, "fp8 and fp8_fnuz key scale: ue8m0 or f32")->capture_default_str();
   sub->add_option("--windows", options->windows, "What rows see: full, causal, random, wild")->capture_default_str();
-  sub->add_option("--seed", spec.seed, "Seed")->capture_default_str();
+  sub->add_option("--seed", spec.seed, "Seed")->check(CLI::Range(int64_t{0}, kMostSeed))->capture_default_str();
   sub->add_flag("--exact", spec.exact, "Inputs on which every backend must agree bit for bit");
   sub->add_flag("--expected", options->expected, "Store the answers of backend ref too");
   sub->callback([options, &action] { action = [options] { return make(*options); }; });

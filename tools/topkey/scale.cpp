@@ -6,6 +6,7 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
 #include <memory>
 
 #include "command.h"
@@ -22,6 +23,9 @@ struct Options {
 };
 
 Exit run(const Options& o) {
+  for (const double speed : {o.tflops, o.read, o.link, o.latency}) {  // a range lets a NaN through
+    if (std::isnan(speed)) throw Failure("scale: --tflops, --read, --link and --latency must be numbers, got nan");
+  }
   support::Scale s = o.scale;
   s.cut = o.cut == "rows" ? support::Cut::rows : o.cut == "prefill" ? support::Cut::gathered : support::Cut::context;
   s.flops = o.tflops * 1e12, s.read = o.read * 1e9, s.link = o.link * 1e9, s.latency = o.latency * 1e-6;
@@ -46,23 +50,29 @@ void add_scale(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
   CLI::App* sub =
       app.add_subcommand("scale", "What sharding would cost: bytes and time of a rank, from shapes (a model)");
-  const CLI::Range counts(int64_t{1}, int64_t{1} << 40);
+  // Far past any model, and such that no product of them leaves 63 bits.
+  const CLI::Range counts(int64_t{1}, int64_t{1} << 20), narrow(int64_t{1}, int64_t{1} << 16),
+      runs(int64_t{1}, int64_t{1} << 10), speeds(1e-6, 1e12);
   sub->add_option("--shard", o->cut, "What the ranks share out: keys (context), rows, or both (prefill)")
       ->check(CLI::IsMember({"context", "rows", "prefill"}));
   sub->add_option("--ranks", o->most, "Up to so many ranks")->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   sub->add_option("--rows", o->scale.rows, "Query rows of a step")->check(counts);
   sub->add_option("--requests", o->scale.requests, "Requests of a step")->check(counts);
-  sub->add_option("--context", o->scale.context, "Key rows that a query row sees")->check(counts)->required();
-  sub->add_option("--heads", o->scale.heads, "Index heads")->check(counts);
-  sub->add_option("--head-dim", o->scale.head_dim, "Dimensions of a head")->check(counts);
-  sub->add_option("--topk", o->scale.topk, "Positions a row")->check(counts);
-  sub->add_option("--interleave", o->scale.interleave, "Neighbouring keys of one rank")->check(counts);
-  sub->add_option("--blocks", o->scale.blocks, "Published candidate blocks a row")->check(CLI::NonNegativeNumber);
-  sub->add_option("--key-bytes", o->scale.key_bytes, "Bytes of a key row")->check(counts);
-  sub->add_option("--tflops", o->tflops, "Scoring rate of a rank")->check(CLI::PositiveNumber);
-  sub->add_option("--read", o->read, "GB/s that a rank reads")->check(CLI::PositiveNumber);
-  sub->add_option("--link", o->link, "GB/s into a rank")->check(CLI::PositiveNumber);
-  sub->add_option("--latency", o->latency, "Microseconds of a collective")->check(CLI::NonNegativeNumber);
+  sub->add_option("--context", o->scale.context, "Key rows that a query row sees")
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
+      ->required();
+  sub->add_option("--heads", o->scale.heads, "Index heads")->check(narrow);
+  sub->add_option("--head-dim", o->scale.head_dim, "Dimensions of a head")->check(narrow);
+  sub->add_option("--topk", o->scale.topk, "Positions a row")->check(narrow);
+  sub->add_option("--interleave", o->scale.interleave, "Neighbouring keys of one rank")->check(runs);
+  sub->add_option("--blocks", o->scale.blocks, "Published candidate blocks a row")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 16));
+  sub->add_option("--key-bytes", o->scale.key_bytes, "Bytes of a key row")
+      ->check(CLI::Range(int64_t{1}, int64_t{2048}));
+  sub->add_option("--tflops", o->tflops, "Scoring rate of a rank")->check(speeds);
+  sub->add_option("--read", o->read, "GB/s that a rank reads")->check(speeds);
+  sub->add_option("--link", o->link, "GB/s into a rank")->check(speeds);
+  sub->add_option("--latency", o->latency, "Microseconds of a collective")->check(CLI::Range(0.0, 1e12));
   sub->callback([o, &action] { action = [o] { return run(*o); }; });
 }
 
