@@ -1,48 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The calls that a GPU's benchmark times: rows of decode and prefill as data, and what each must reach.
+// The calls that a GPU's benchmark times, as data: shapes, contents, what each must reach and what others reach.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "topkey/topkey.h"
+#include "support/patterns.h"
 
 namespace topkey::bench {
 
+/// D = 128, fp8, pages of 64 keys in shuffled order, unless the operation says otherwise.
 struct GpuCase {
-  std::string op;  ///< paged_mqa_topk, mqa_topk (causal: the last rows of the keys), topk, store_k, empty
+  std::string name, suite;  ///< suite: decode, prefill, select, producers or worst
+  std::string op;           ///< the operation's name; mqa_topk: causal, the last rows of the keys; "empty": a kernel
   int32_t heads = 64;
-  int64_t rows = 1, keys = 8192;
+  int64_t rows = 1;  ///< query rows; producers: key rows or query rows
+  int64_t keys = 0;  ///< per request
   int32_t next_n = 1, topk = 2048;
-  double must_us = 0, target_us = 0;  ///< 0 = none set
+  support::Pattern pattern = support::Pattern::normal;
+  std::vector<int32_t> lengths{};  ///< of each request, instead of `keys` for all
+  int64_t bound = 0;               ///< paged: rows.max_len and the table's width where they are more than `keys`
+  int64_t blocks = 0;              ///< publish so many blocks of 8
+  int64_t admitted = 0;            ///< candidates: so many blocks of 8, other ones for each row
+  // What it must reach, in microseconds: a figure of its own (0 = none), or that of another case of this run times
+  // `times` or plus `plus_us`, whichever is more (the eager figure where eager_base).
+  double must_us = 0, target_us = 0;
+  double must_fraction = 0;  ///< of the floor
+  std::string against{};
+  double times = 0, plus_us = 0, target_times = 0;
+  bool eager_base = false;
+  // What others reach (see gpu_cases.cpp), cold and warm; 0 = unknown.
+  const char* peer = nullptr;
+  double peer_cold_us = 0, peer_warm_us = 0;
+  double read_us = 0;  ///< measured time of reading the keys alone
 };
-std::vector<GpuCase> gpu_cases(bool quick);
 
-/// Device memory of one case: random normal fp8 data, D = 128, pages of 64 keys in shuffled order.
-class GpuData {
- public:
-  explicit GpuData(const GpuCase& c);
-  ~GpuData();
-  GpuData(const GpuData&) = delete;
-  GpuData& operator=(const GpuData&) = delete;
-
-  /// One call, asynchronous.
-  void call(const Exec& exec) const;
-  size_t workspace_bytes(const Exec& exec) const;
-  double bytes() const { return bytes_; }  ///< least that must be read
-  double flop() const { return flop_; }
-
- private:
-  void* take(size_t bytes, int fill);
-  Tensor make(DType dtype, std::initializer_list<int64_t> shape, int fill);
-
-  const GpuCase& case_;
-  std::vector<void*> memory_;
-  PagedMqaTopk paged_{};
-  MqaTopk dense_{};
-  Topk select_{};
-  StoreK store_{};
-  double bytes_ = 0, flop_ = 0;
-};
+std::vector<GpuCase> gpu_cases();
+/// A few of each suite, the smaller ones.
+std::vector<GpuCase> quick_gpu_cases();
 
 }  // namespace topkey::bench

@@ -24,7 +24,8 @@ MODULES = [  # first match wins
     (r"src/", rf"{PUBLIC}|src/[a-z_]+\.h", STD),
     (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*|cuda_runtime_api\.h"),
     (r"python/", rf"{PUBLIC}|support/.*|python/src/.*", rf"{STD}|nanobind/.*"),
-    (r"(tools|bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
+    (r"tools/", rf"{PUBLIC}|support/.*|tools/.*|bench/gpu_suite\.h", r".*"),
+    (r"(bench|fuzz|examples|tests)/", rf"{PUBLIC}|support/.*|OWN/.*", r".*"),
 ]
 
 

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "bench_cases.h"
+#include "bench_gpu.h"
 #include "ceilings.h"
 #include "command.h"
 
@@ -27,7 +28,7 @@ using support::Array;
 using support::Problem;
 
 struct Options {
-  std::string suite = "cpu", backend, only, json, commit, device;
+  std::string suite = "cpu", backend, only, json, commit, device, rows, against;
   int threads = 0;
   bool quick = false;
   std::vector<int> sgemm;
@@ -263,7 +264,12 @@ class Bench {
 void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* bench = app.add_subcommand("bench", "Time whole calls beside the machine's ceilings");
-  bench->add_option("--suite", options->suite, "cpu: the CPU backend's table (default)");
+  bench->add_option("--suite", options->suite,
+                    "cpu: the CPU backend's table (default); on a GPU: performance, or a part of it: decode, prefill, "
+                    "select, producers, worst");
+  bench->add_option("--rows", options->rows, "of a GPU's suite: only cases whose name has this regular expression");
+  bench->add_option("--against", options->against,
+                    "of deep_gemm,flashinfer,vllm,sgl_kernel: time what is installed of these beside TopKey, on a GPU");
   bench->add_option("--backend", options->backend, "time this backend instead of cpu");
   bench->add_option("--threads", options->threads, "threads (default: all)")->check(CLI::Range(1, 4096));
   bench->add_option("--only", options->only, "only the case of this name; else those whose name contains it");
@@ -278,6 +284,11 @@ void add_bench(CLI::App& app, Action& action) {
         return static_cast<Exit>(
             print_sgemm(options->sgemm[0], options->sgemm[1], options->sgemm[2], options->sgemm[3]));
       }
+      bench::GpuOptions gpu;
+      gpu.suite = options->suite, gpu.rows = options->rows, gpu.backend = options->backend;
+      gpu.json = options->json, gpu.commit = options->commit, gpu.quick = options->quick;
+      if (!options->against.empty()) return bench_against(options->against, gpu);
+      if (is_gpu_suite(options->suite)) return bench_gpu(gpu);
       return Bench(*options).run();
     };
   });

@@ -101,7 +101,8 @@ std::vector<BenchCase> cpu_cases(int threads, bool quick) {
 
 std::vector<BenchCase> suite_cases(const std::string& suite, int threads, bool quick) {
   if (suite == "cpu") return cpu_cases(threads, quick);
-  throw Failure(fmt::format("bench: --suite must be cpu, got {}", suite));
+  throw Failure(fmt::format(
+      "bench: --suite must be cpu, performance, decode, prefill, select, producers or worst, got {}", suite));
 }
 
 }  // namespace topkey::cli
