@@ -16,16 +16,24 @@ std::vector<std::string> host_backends() {
   return names;
 }
 
+int64_t& gpu_pieces() {
+  static int64_t pieces = 0;
+  return pieces;
+}
+
 namespace {
 
-/// Says at the end how many tests made calls on a GPU: scripts/gpu_check adds these up, and 0 fails it.
+/// Says at the end how many tests made calls on a GPU or held memory of it: scripts/gpu_check adds these up, and 0 fails it.
 class GpuTests : public ::testing::EmptyTestEventListener {
-  void OnTestStart(const ::testing::TestInfo&) override { before_ = calls_on_device(); }
-  void OnTestEnd(const ::testing::TestInfo&) override { tests_ += calls_on_device() > before_; }
+  void OnTestStart(const ::testing::TestInfo&) override { before_ = calls_on_device(), pieces_ = gpu_pieces(); }
+  void OnTestEnd(const ::testing::TestInfo&) override {
+    tests_ += calls_on_device() > before_ || gpu_pieces() > pieces_;
+  }
   void OnTestProgramEnd(const ::testing::UnitTest&) override {
     if (tests_ > 0) std::cout << "[ gpu tests] " << tests_ << "\n";
   }
   uint64_t before_ = 0;
+  int64_t pieces_ = 0;
   int tests_ = 0;
 };
 [[maybe_unused]] const bool kListens = [] {
@@ -35,12 +43,17 @@ class GpuTests : public ::testing::EmptyTestEventListener {
 
 }  // namespace
 
+/// Usable, and what the environment asks for: TOPKEY_TEST_DEVICE, a kind of device, and TOPKEY_TEST_BACKEND, one by name.
+static bool is_asked_for(const BackendInfo& info) {
+  const char *device = std::getenv("TOPKEY_TEST_DEVICE"), *name = std::getenv("TOPKEY_TEST_BACKEND");
+  return info.unusable.empty() && (name == nullptr || info.name == name) &&
+         (device == nullptr || (std::string(device) == "cuda") == (info.device == Device::cuda));
+}
+
 std::vector<std::string> every_backend() {
-  const char* only = std::getenv("TOPKEY_TEST_DEVICE");
   std::vector<std::string> names;
   for (const BackendInfo& info : backends()) {
-    const bool asked = only == nullptr || (std::string(only) == "cuda") == (info.device == Device::cuda);
-    if (info.unusable.empty() && asked) names.push_back(info.name);
+    if (is_asked_for(info)) names.push_back(info.name);
   }
   return names;
 }
@@ -48,7 +61,7 @@ std::vector<std::string> every_backend() {
 std::vector<std::string> gpu_backends() {
   std::vector<std::string> names;
   for (const BackendInfo& info : backends()) {
-    if (info.unusable.empty() && info.device == Device::cuda) names.push_back(info.name);
+    if (is_asked_for(info) && info.device == Device::cuda) names.push_back(info.name);
   }
   return names;
 }
@@ -61,6 +74,8 @@ Exec on(const std::string& backend, uint64_t* stats) {
   for (const BackendInfo& info : backends()) {
     if (info.name == backend) exec.device = info.device;
   }
+  const char* sms = std::getenv("TOPKEY_TEST_MAX_SMS");
+  if (sms != nullptr && exec.device == Device::cuda) exec.max_sms = std::atoi(sms);
   return exec;
 }
 

@@ -27,12 +27,15 @@ using namespace topkey::support;
 /// Names of the usable backends that take host memory.
 std::vector<std::string> host_backends();
 /// Those, and the usable ones of a GPU, which run() and launch() give copies of host memory. TOPKEY_TEST_DEVICE=cuda or
-/// cpu names one kind of them.
+/// cpu names one kind of them, TOPKEY_TEST_BACKEND one of them.
 std::vector<std::string> every_backend();
 /// Only those of a GPU.
 std::vector<std::string> gpu_backends();
-/// An Exec for `backend`; stats may be null.
+/// An Exec for `backend`; stats may be null. TOPKEY_TEST_MAX_SMS is the budget of SMs on a GPU.
 Exec on(const std::string& backend, uint64_t* stats = nullptr);
+
+/// Pieces of GPU memory that tests have held themselves so far: a test with such counts as one of a GPU.
+int64_t& gpu_pieces();
 
 /// Counts what ran and what a backend refuses (`*_unsupported`), prints both at its end, and fails the test if
 /// nothing ran.
