@@ -28,6 +28,9 @@ class GpuData {
   /// All outputs hold poison again.
   void poison();
 
+  /// The arguments of a search, by its operation.
+  const PagedMqaTopk& paged() const { return paged_; }
+  const MqaTopk& dense() const { return dense_; }
   double bytes() const { return bytes_; }  ///< least that must be read and written
   double flop() const { return flop_; }
   double pairs() const { return pairs_; }  ///< (row, key) pairs to be scored

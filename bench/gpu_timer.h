@@ -38,6 +38,8 @@ class Timer {
   cudaStream_t stream() const { return stream_; }
   /// One launch is not counted; then as many as take 20 ms, 3 to `most`.
   Times times(const std::function<void()>& launch, int most);
+  /// One launch, L2 flushed before it, in microseconds.
+  double once(const std::function<void()>& launch) { return one(launch, true); }
   /// Launches one after another for so long.
   void load(const std::function<void()>& launch, double seconds);
   /// Nothing for so long.

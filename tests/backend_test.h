@@ -23,5 +23,9 @@ inline std::string backend_label(const ::testing::TestParamInfo<std::string>& in
 #define TOPKEY_ON_EVERY_BACKEND(Fixture)                                                               \
   INSTANTIATE_TEST_SUITE_P(Backends, Fixture, ::testing::ValuesIn(::topkey::testing::every_backend()), \
                            ::topkey::testing::backend_label)
+/// Without those that take few shapes.
+#define TOPKEY_ON_GENERAL_BACKENDS(Fixture)                                                               \
+  INSTANTIATE_TEST_SUITE_P(Backends, Fixture, ::testing::ValuesIn(::topkey::testing::general_backends()), \
+                           ::topkey::testing::backend_label)
 
 }  // namespace topkey::testing

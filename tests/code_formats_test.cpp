@@ -29,7 +29,10 @@ class CodeFormats : public BackendTest {
     run(a, exec());
     return out;
   }
-  bool is_f32(KeyFormat format, DType q) { return std::string(arithmetic(GetParam().c_str(), format, q)) == "f32"; }
+  bool is_f32(KeyFormat format, DType q) {
+    const char* name = arithmetic(GetParam().c_str(), format, q);
+    return name != nullptr && std::string(name) == "f32";
+  }
 };
 
 // ---- scale bytes of mxfp4

@@ -39,6 +39,11 @@ ProblemSpec draw_spec(bool paged) {
   spec.weights_dtype = draw_of({DType::f32, DType::bf16});
   spec.heads = draw_of({1, 3, 4, 8});
   spec.head_dim = dim_multiple(spec.format) == 32 ? draw_of({32, 64, 128}) : draw_of({32, 64, 128, 80, 20, 1});
+  static const bool gpu = !gpu_backends().empty();
+  if (gpu && draw_flag()) {  // what every CUDA backend takes
+    spec.format = KeyFormat::fp8, spec.q_dtype = DType::none;
+    spec.heads = draw_of({1, 8, 20, 32, 64, 128}), spec.head_dim = draw_of({64, 128});
+  }
   spec.rows = draw(0, 7);
   spec.keys = draw(0, 90);
   spec.pattern = static_cast<Pattern>(draw(0, kNumPatterns - 1));

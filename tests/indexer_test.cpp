@@ -493,7 +493,7 @@ TEST_P(Indexer, WorkspaceNeverShrinksWhenALimitGrows) {
     RC_ASSERT(layer.workspace_bytes(limits, exec()) >= before);
   });
 }
-TOPKEY_ON_EVERY_BACKEND(Indexer);
+TOPKEY_ON_GENERAL_BACKENDS(Indexer);
 
 }  // namespace
 }  // namespace topkey::testing

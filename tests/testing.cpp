@@ -31,6 +31,8 @@ class GpuTests : public ::testing::EmptyTestEventListener {
   }
   void OnTestProgramEnd(const ::testing::UnitTest&) override {
     if (tests_ > 0) std::cout << "[ gpu tests] " << tests_ << "\n";
+    if (stood_in > 0)
+      std::cout << "[ stood in ] " << stood_in << " calls, by " << std::getenv("TOPKEY_TEST_STAND_IN") << "\n";
   }
   uint64_t before_ = 0;
   int64_t pieces_ = 0;
@@ -55,6 +57,19 @@ std::vector<std::string> every_backend() {
   for (const BackendInfo& info : backends()) {
     if (is_asked_for(info)) names.push_back(info.name);
   }
+  return names;
+}
+
+std::vector<std::string> general_backends() {
+  std::vector<std::string> names = every_backend();
+  ProblemSpec small;
+  small.paged = true;
+  const Problem p = make_problem(small);
+  const Array indices(DType::i32, {p.count(), 5});
+  Selection out{};
+  out.indices = indices.view();
+  std::erase_if(names,
+                [&](const std::string& name) { return unsupported(p.paged_search(5, out), on(name)) != nullptr; });
   return names;
 }
 

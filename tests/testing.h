@@ -29,6 +29,8 @@ std::vector<std::string> host_backends();
 /// Those, and the usable ones of a GPU, which run() and launch() give copies of host memory. TOPKEY_TEST_DEVICE=cuda or
 /// cpu names one kind of them, TOPKEY_TEST_BACKEND one of them.
 std::vector<std::string> every_backend();
+/// Of those, the ones that take any head_dim: tests of the layer on small shapes. serving_day.h has a shape for all.
+std::vector<std::string> general_backends();
 /// Only those of a GPU.
 std::vector<std::string> gpu_backends();
 /// An Exec for `backend`; stats may be null. TOPKEY_TEST_MAX_SMS is the budget of SMs on a GPU.

@@ -253,7 +253,9 @@ inline std::unique_ptr<Communicator> mpi_communicator(const void* mpi_comm = nul
   border::check(topkey_mpi_communicator(mpi_comm, seconds, &made));
   return std::make_unique<border::MadeCommunicator>(made);
 }
-/// nccl_comm: an ncclComm_t, which stays the caller's. Calls are enqueued on the stream.
+/// nccl_comm: an ncclComm_t, which stays the caller's; calls are enqueued on the stream. After a peer_error that names
+/// the time limit it has been aborted and must not be destroyed again. A non-blocking one is also given up while NCCL
+/// still connects.
 inline std::unique_ptr<Communicator> nccl_communicator(void* nccl_comm, double seconds = 0) {
   topkey_communicator made{};
   border::check(topkey_nccl_communicator(nccl_comm, seconds, &made));

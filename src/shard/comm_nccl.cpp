@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // NCCL, on the caller's communicator and the stream of the call: nothing blocks and it may be captured. What is in host
-// memory (the first exchange, in which the ranks compare what they must agree on) goes through a buffer on the device
-// and is waited for, with the time limit.
+// memory (the first exchange, in which the ranks compare what they must agree on; collectives on the CPU) goes through a
+// buffer on the device and is waited for, with the time limit. Whether memory is the host's must be the same on all
+// ranks, as it is: it follows from the call. A blocking communicator that NCCL has not connected yet waits for its peers
+// inside NCCL, without a limit; a non-blocking one (ncclConfig_t) does not.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <chrono>
-#include <cstring>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "shard/comm.h"
 
@@ -22,13 +26,33 @@ void require(cudaError_t code, const char* what) {
   if (code != cudaSuccess) throw Error(Status::device_error, std::string(what) + ": " + cudaGetErrorString(code));
 }
 
-bool on_device(const void* data) {
+/// Absent memory (nothing is received) counts as the device's: no host byte is touched then.
+bool on_host(const void* data) {
   cudaPointerAttributes facts{};
-  if (data == nullptr || cudaPointerGetAttributes(&facts, data) != cudaSuccess) return false;
-  return facts.type == cudaMemoryTypeDevice || facts.type == cudaMemoryTypeManaged;
+  if (data == nullptr) return false;
+  if (cudaPointerGetAttributes(&facts, data) != cudaSuccess) {
+    cudaGetLastError();  // else the next launch would report it
+    return true;
+  }
+  return facts.type != cudaMemoryTypeDevice && facts.type != cudaMemoryTypeManaged;
 }
 
-/// Device memory for a while.
+/// The communicator's device is current for a while, whatever was before.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    require(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ != device) require(cudaSetDevice(device), "cudaSetDevice");
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+/// Device memory for a while. Freeing waits for the device: no kernel may be left that waits for a peer.
 struct Staging {
   explicit Staging(size_t bytes) { require(cudaMalloc(&data, bytes > 0 ? bytes : 1), "cudaMalloc"); }
   Staging(const Staging&) = delete;
@@ -39,35 +63,32 @@ struct Staging {
 
 struct Peer : Failing {
   ncclComm_t comm = nullptr;
-  int rank = 0, size = 1;
+  int rank = 0, size = 1, device = 0;
   double seconds = 0;
   std::string broken;
 
   void all_gather(const void* send, void* receive, size_t bytes, void* stream) {
+    const OnDevice current(device);
     check();
     const auto on = static_cast<cudaStream_t>(stream);
-    if (on_device(receive)) {
-      require(ncclAllGather(send, receive, bytes, ncclUint8, comm, on), "ncclAllGather");
+    if (on_host(receive)) {
+      const std::vector<size_t> each(static_cast<size_t>(size), bytes);
+      through_device(send, receive, each.data(), on);
     } else {
-      through_device(send, receive, bytes, on);
+      settle(ncclAllGather(send, receive, bytes, ncclUint8, comm, on), "ncclAllGather");
     }
     check();
   }
 
   void all_gatherv(const void* send, void* receive, const size_t* bytes, void* stream) {
+    const OnDevice current(device);
     check();
-    require(ncclGroupStart(), "ncclGroupStart");
-    char* to = static_cast<char*>(receive);
-    for (int r = 0; r < size; to += bytes[r++]) {
-      if (bytes[r] == 0) continue;
-      const ncclResult_t code =
-          ncclBroadcast(r == rank ? send : to, to, bytes[r], ncclUint8, r, comm, static_cast<cudaStream_t>(stream));
-      if (code != ncclSuccess) {
-        ncclGroupEnd();
-        require(code, "ncclBroadcast");
-      }
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (on_host(receive)) {
+      through_device(send, receive, bytes, on);
+    } else {
+      broadcasts(send, static_cast<char*>(receive), bytes, on);
     }
-    require(ncclGroupEnd(), "ncclGroupEnd");
     check();
   }
 
@@ -84,32 +105,80 @@ struct Peer : Failing {
     if (state != ncclInProgress) require(state, "NCCL");
   }
 
-  void through_device(const void* send, void* receive, size_t bytes, cudaStream_t stream) {
+  /// Each rank's part from it to all, in one group: sizes differ, which an all-gather does not know.
+  void broadcasts(const void* send, char* to, const size_t* bytes, cudaStream_t stream) {
+    require(ncclGroupStart(), "ncclGroupStart");
+    for (int r = 0; r < size; to += bytes[r++]) {
+      if (bytes[r] == 0) continue;
+      const ncclResult_t code = ncclBroadcast(r == rank ? send : to, to, bytes[r], ncclUint8, r, comm, stream);
+      if (code != ncclSuccess && code != ncclInProgress) {
+        ncclGroupEnd();
+        require(code, "ncclBroadcast");
+      }
+    }
+    settle(ncclGroupEnd(), "ncclGroupEnd");
+  }
+
+  /// A non-blocking communicator connects to its peers behind our back: nothing is on the stream before that is done.
+  void settle(ncclResult_t code, const char* what) {
+    if (code != ncclInProgress) return require(code, what);
+    const auto until = deadline();
+    for (ncclResult_t state = code; state == ncclInProgress;) {
+      require(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError");
+      if (state != ncclInProgress) require(state, what);
+      if (std::chrono::steady_clock::now() > until) give_up(silence());
+      std::this_thread::yield();
+    }
+  }
+
+  void through_device(const void* send, void* receive, const size_t* bytes, cudaStream_t stream) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     require(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing");
     if (capture != cudaStreamCaptureStatusNone) {
-      throw Error(Status::not_prepared, "the first exchange of a communicator must not be captured, got a capture");
+      throw Error(
+          Status::not_prepared,
+          "an exchange in host memory, such as the first of a communicator, must not be captured, got a capture");
     }
-    const Staging all(bytes * static_cast<size_t>(size));
-    char* own = static_cast<char*>(all.data) + bytes * static_cast<size_t>(rank);
-    require(cudaMemcpyAsync(own, send, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-    require(ncclAllGather(own, all.data, bytes, ncclUint8, comm, stream), "ncclAllGather");
-    wait(stream);
-    require(cudaMemcpy(receive, all.data, bytes * static_cast<size_t>(size), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    size_t before = 0, total = 0;
+    for (int r = 0; r < size; total += bytes[r++]) {
+      if (r < rank) before += bytes[r];
+    }
+    const Staging all(total);
+    char* own = static_cast<char*>(all.data) + before;
+    require(cudaMemcpyAsync(own, send, bytes[rank], cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+    try {
+      broadcasts(own, static_cast<char*>(all.data), bytes, stream);
+      wait(stream);
+    } catch (const Error& e) {
+      give_up(e.what());  // ends the kernel that waits, so that the memory can be freed
+    }
+    require(cudaMemcpyAsync(receive, all.data, total, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
 
-  void wait(cudaStream_t stream) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  void wait(cudaStream_t stream) const {
+    const auto until = deadline();
     for (cudaError_t state; (state = cudaStreamQuery(stream)) != cudaSuccess;) {
       if (state != cudaErrorNotReady) require(state, "cudaStreamQuery");
       check();
-      if (std::chrono::steady_clock::now() > until) {
-        broken = "a peer did not answer within " + std::to_string(seconds) + " s";
-        ncclCommAbort(comm);  // ends the kernel that waits; the caller's handle is of no more use
-        throw Error(Status::peer_error, broken);
-      }
+      if (std::chrono::steady_clock::now() > until) throw Error(Status::peer_error, silence());
       std::this_thread::yield();
     }
+  }
+
+  std::chrono::steady_clock::time_point deadline() const {
+    return std::chrono::steady_clock::now() +
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  }
+  std::string silence() const { return "a peer did not answer within " + std::to_string(seconds) + " s"; }
+
+  /// The caller's handle is of no more use, and gone: it must not be destroyed.
+  [[noreturn]] void give_up(const std::string& why) {
+    if (broken.empty()) {
+      broken = why;
+      ncclCommAbort(comm);
+    }
+    throw Error(Status::peer_error, broken);
   }
 };
 
@@ -123,6 +192,7 @@ void make_nccl(void* nccl_comm, double seconds, topkey_communicator& comm) {
   peer->seconds = seconds;
   require(ncclCommUserRank(peer->comm, &peer->rank), "ncclCommUserRank");
   require(ncclCommCount(peer->comm, &peer->size), "ncclCommCount");
+  require(ncclCommCuDevice(peer->comm, &peer->device), "ncclCommCuDevice");
   const int rank = peer->rank, size = peer->size;
   comm = filled(peer.release(), rank, size, 0);
 }

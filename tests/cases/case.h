@@ -47,6 +47,11 @@ class Cases : public topkey::testing::BackendTest {
   INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(topkey::testing::every_backend()), \
                            topkey::testing::backend_label)
 
+/// For files with cases of the layer on small shapes.
+#define TOPKEY_CASES_OF_GENERAL_BACKENDS()                                                    \
+  INSTANTIATE_TEST_SUITE_P(, Cases, ::testing::ValuesIn(topkey::testing::general_backends()), \
+                           topkey::testing::backend_label)
+
 // ---- judgements
 // --------------------------------------------------------------------------------------------------------------
 

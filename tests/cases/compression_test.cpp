@@ -126,7 +126,7 @@ TEST_P(Cases, B31_a_pool_is_made_of_its_own_request) {
   EXPECT_TRUE(topkey::testing::same_bytes(joined, apart));
 }
 
-TOPKEY_CASES();
+TOPKEY_CASES_OF_GENERAL_BACKENDS();
 
 }  // namespace
 }  // namespace topkey::cases

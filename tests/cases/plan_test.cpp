@@ -112,7 +112,7 @@ TEST(PlanCases, B42_every_row_of_a_chunk_has_one_writer) {
   EXPECT_GT(empty, 0);
 }
 
-TOPKEY_CASES();
+TOPKEY_CASES_OF_GENERAL_BACKENDS();
 
 }  // namespace
 }  // namespace topkey::cases

@@ -73,8 +73,13 @@ TEST_P(Cases, B51_padding_heads_change_no_bit) {
       spec.rows = 3, spec.keys = 40;
       const Problem p = support::make_problem(spec);
       const Array want = logits_of(p, exec());
+      const auto taken = [&](const Problem& any) {
+        return support::unsupported(any.dense_logits(want.view()), exec()) == nullptr;
+      };
       for (int32_t extra : {1, 7, 8, 32}) {
-        const Array padded = logits_of(support::with_zero_heads(p, extra), exec());
+        const Problem more = support::with_zero_heads(p, extra);
+        if (taken(p) && !taken(more)) continue;  // more heads than the backend takes: another one's arithmetic
+        const Array padded = logits_of(more, exec());
         EXPECT_EQ(std::memcmp(padded.as<float>(), want.as<float>(), want.bytes()), 0)
             << heads << " heads, " << extra << " more, D " << dim;
       }

@@ -362,7 +362,7 @@ TEST_P(Cases, B42_some_ranks_own_no_rows) {
   EXPECT_GT(empty, 0);
 }
 
-TOPKEY_CASES();
+TOPKEY_CASES_OF_GENERAL_BACKENDS();
 
 }  // namespace
 }  // namespace topkey::cases
