@@ -24,8 +24,11 @@ struct DeviceFacts {
 std::array<DeviceFacts, kMaxDevices> devices;
 std::mutex prepare_mutex;
 
+/// What of sm_90a nvcc was asked for (cmake/cuda.cmake).
+constexpr bool kBuiltForHopper = TOPKEY_CUDA_SM90;
+
 struct Machine {
-  std::string problem, detail;
+  std::string problem, hopper_problem, detail;
 };
 const Machine& machine() {
   static const Machine found = [] {
@@ -42,6 +45,12 @@ const Machine& machine() {
       if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
       if (p.major >= 8) {
         m.detail = p.name;
+        if (!kBuiltForHopper) {
+          m.hopper_problem = "this build has no code for sm_90a (CMake option TOPKEY_CUDA_TARGETS)";
+        } else if (p.major != 9) {
+          m.hopper_problem = std::string("it needs compute capability 9.0, ") + p.name + " has " +
+                             std::to_string(p.major) + "." + std::to_string(p.minor) + ": use cuda.portable";
+        }
       } else {
         m.problem = std::string("it needs compute capability 8.0, ") + p.name + " has " + std::to_string(p.major) +
                     "." + std::to_string(p.minor) + ": use backend cpu";
@@ -106,6 +115,10 @@ bool enter_device(const char* op, int device, int* before) {
 }  // namespace
 
 const char* machine_problem() { return machine().problem.empty() ? nullptr : machine().problem.c_str(); }
+const char* hopper_problem() {
+  if (machine_problem() != nullptr) return machine_problem();
+  return machine().hopper_problem.empty() ? nullptr : machine().hopper_problem.c_str();
+}
 const char* machine_detail() { return machine().detail.c_str(); }
 
 void prepare(int32_t device_id) {

@@ -24,6 +24,8 @@ struct KernelList {
 
 /// Why no device of this machine can run the backend; null = one can.
 const char* machine_problem();
+/// The same for Hopper's backend; null: the first usable GPU has compute capability 9.0 and this build has its code.
+const char* hopper_problem();
 /// Name of the first usable GPU.
 const char* machine_detail();
 /// Loads every kernel of the device. Throws device_error, or unsupported for a GPU that is too old.

@@ -59,14 +59,16 @@ LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& adm
 
 /// A search over dense or paged keys.
 template <class Args>
-void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots, const Exec& exec) {
+void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots,
+            const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
   const Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
   const Room room = make_room(op, shape, exec.workspace);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
-  const ScoreParams scoring{keys,
+  const ScoreParams scoring{cores,
+                            keys,
                             a.q,
                             {room.scores, {}, a.admit.mask, 0, 0},
                             room.facts,
@@ -90,11 +92,16 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
 
 }  // namespace
 
-void mqa_topk(const MqaTopk& a, const Exec& exec) { search(Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec); }
-
-void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
-  search(Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+void mqa_topk(Cores cores, const MqaTopk& a, const Exec& exec) {
+  search(cores, Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec);
 }
+
+void paged_mqa_topk(Cores cores, const PagedMqaTopk& a, const Exec& exec) {
+  search(cores, Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+}
+
+void mqa_topk(const MqaTopk& a, const Exec& exec) { mqa_topk(Cores::portable, a, exec); }
+void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) { paged_mqa_topk(Cores::portable, a, exec); }
 
 void topk(const Topk& a, const Exec& exec) {
   if (a.rows.count == 0) return;

@@ -7,6 +7,7 @@
 #include "cuda/keys.h"
 #include "cuda/launch.h"
 #include "cuda/room.h"
+#include "cuda/stages.h"
 
 namespace topkey::cuda {
 
@@ -39,6 +40,7 @@ struct ScoreSink {
   int32_t force_first, force_last;
 };
 struct ScoreParams {
+  Cores cores;
   KeySource keys;
   Query q;
   ScoreSink sink;
