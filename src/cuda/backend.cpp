@@ -2,6 +2,8 @@
 //
 // The CUDA backends' rows of the table: the portable one, every operation on GPUs from compute capability 8.0 on; and
 // Hopper's, which scores fp8 keys in an arithmetic of its own and shares all that does not score.
+#include <algorithm>
+
 #include "backend_table.h"
 #include "cuda/launch.h"
 #include "cuda/stages.h"
@@ -76,6 +78,11 @@ size_t workspace_bytes(Op op, const Shape& shape) {
   }
 }
 
+size_t hopper_workspace_bytes(Op op, const Shape& shape) {
+  const bool searches = op == Op::mqa_topk || op == Op::paged_mqa_topk;
+  return std::max(workspace_bytes(op, shape), searches ? decode_bytes(shape) : 0);
+}
+
 }  // namespace
 
 constinit const Backend kHopper = {
@@ -88,7 +95,7 @@ constinit const Backend kHopper = {
     .arithmetic = hopper_arithmetic,
     .strategies = kStrategies,
     .numerics = hopper_numerics,
-    .workspace_bytes = workspace_bytes,
+    .workspace_bytes = hopper_workspace_bytes,
     .prepare = prepare,
     .clear_rows = clear_rows,
     .expand_rows = expand_rows,

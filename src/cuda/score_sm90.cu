@@ -93,7 +93,7 @@ __device__ void enter_tile(const ScoreJob& job, int64_t tile_row, int rows, cons
     load_query<kHeads, kDim, kThreads>(job.p.q, job.group.first_row + tile_row + r, job.heads,
                                        room.q + r * kHeads * kCodePitch, room.weights + r * kHeads, threadIdx.x,
                                        job.query_alignment);
-  commit_copies();
+  fence_tensor_reads();
   __syncthreads();
 }
 

@@ -4,6 +4,7 @@
 // look, score, pick. The number of launches follows from shapes alone, so a captured call serves any lengths.
 #include <algorithm>
 
+#include "cuda/decode_sm90.h"
 #include "cuda/score.h"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
@@ -63,10 +64,16 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shar
             const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
-  const Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  shape.format = keys.format, shape.heads = a.q.values.shape[1];
+  const Emission emission{a.out, a.topk, shard, absolute_slots, exec.stats};
   const Room room = make_room(op, shape, exec.workspace);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
+  if (cores == Cores::hopper && decode_suits(shape, keys, a.q, a.admit, a.out)) {
+    decode(look_at, a.q, emission, exec.workspace, launch);
+    return;
+  }
   const ScoreParams scoring{cores,
                             keys,
                             a.q,
@@ -80,7 +87,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shar
                             a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
                             a.rows.next_n};
   PickParams picking{};
-  picking.emission = {a.out, a.topk, shard, absolute_slots, exec.stats};
+  picking.emission = emission;
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },

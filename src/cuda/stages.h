@@ -28,6 +28,7 @@ KernelList look_kernels();
 KernelList score_kernels();
 KernelList score_f32_kernels();
 KernelList score_sm90_kernels();
+KernelList decode_kernels();
 KernelList pick_kernels();
 KernelList merge_kernels();
 KernelList logits_kernels();
@@ -35,9 +36,10 @@ KernelList rows_kernels();
 KernelList quantize_kernels();
 KernelList cache_kernels();
 
-inline std::array<KernelList, 10> kernel_lists() {
-  return {look_kernels(),  score_kernels(),  score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
-          merge_kernels(), logits_kernels(), rows_kernels(),      quantize_kernels(),   cache_kernels()};
+inline std::array<KernelList, 11> kernel_lists() {
+  return {look_kernels(), score_kernels(),    score_f32_kernels(), score_sm90_kernels(),
+          pick_kernels(), decode_kernels(),   merge_kernels(),     logits_kernels(),
+          rows_kernels(), quantize_kernels(), cache_kernels()};
 }
 
 }  // namespace topkey::cuda

@@ -31,7 +31,21 @@ __device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, boo
   }
 }
 
-/// Codes of all heads of one query row, and half its weights: by kThreads threads, of which this is `thread`.
+/// The same at once: 16 codes from an address of any alignment.
+__device__ __forceinline__ void move_chunk(uint8_t* to, const uint8_t* from, bool present, int alignment) {
+  uint4 codes{0, 0, 0, 0};
+  if (present && alignment == 16) {
+    codes = __ldg(reinterpret_cast<const uint4*>(from));
+  } else if (present) {
+    uint32_t words[4] = {0, 0, 0, 0};
+    for (int i = 0; i < 16; ++i) words[i / 4] |= static_cast<uint32_t>(from[i]) << (8 * (i % 4));
+    codes = {words[0], words[1], words[2], words[3]};
+  }
+  *reinterpret_cast<uint4*>(to) = codes;
+}
+
+/// Codes of all heads of one query row, and half its weights: by kThreads threads, of which this is `thread`. Behind a
+/// fence_tensor_reads() of each and a barrier.
 template <int kHeads, int kDim, int kThreads>
 __device__ void load_query(const Query& q, int64_t row, int heads, uint8_t* codes, float* half_weights, int thread,
                            int alignment) {
@@ -40,7 +54,7 @@ __device__ void load_query(const Query& q, int64_t row, int heads, uint8_t* code
   for (int i = thread; i < kHeads * kChunks; i += kThreads) {
     const int head = i / kChunks, chunk = i % kChunks;
     const bool present = head < heads;
-    copy_chunk(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
+    move_chunk(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
                alignment);
   }
   for (int h = thread; h < kHeads; h += kThreads) half_weights[h] = h < heads ? 0.5f * real(q.weights, row, h) : 0.0f;

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `search` for few query rows on Hopper: one launch scores and selects. All rows' keys are cut into units of 64,
+// and these into equal slices, one a thread block; each warpgroup streams its units through shared memory and the tensor
+// core; what a block finds of a row stays with it, and the blocks of a row settle the cut among them (device/
+// decode_finish.cuh). The launch is cooperative: blocks wait for each other, so all of them must run at once.
+#include <cooperative_groups.h>
+
+#include "cuda/check.h"
+#include "cuda/decode_sm90.h"
+#include "cuda/device/decode_finish.cuh"
+#include "cuda/stages.h"
+#include "cuda/workspace.h"
+
+namespace topkey::cuda {
+namespace {
+
+/// Entries of a list that must be free for the next units, lest it be thinned.
+constexpr uint32_t kThinBelow = kTileKeys * (kDecodeGroups + 1);
+
+template <int kHeads, int kDim>
+class Decoder {
+ public:
+  __device__ Decoder(const DecodeJob& job, DecodeShared& s, const DecodeMemory& m)
+      : job_(job),
+        s_(s),
+        m_(m),
+        group_(threadIdx.x / 128),
+        loader_(job.look.keys, s.plan, m.codes + group_ * kDecodeStages * kTileKeys * kCodePitch, s.keys[group_]) {
+#pragma unroll
+    for (int i = 0; i < kDecodeStages - 1; ++i) loader_.issue(i);
+  }
+
+  __device__ void score_slice(cooperative_groups::grid_group& grid,
+                              cooperative_groups::grid_group::arrival_token&& token) {
+    const DecodePlan& p = s_.plan;
+    load_queries(p.first_tile), load_queries(p.first_tile + 1);
+    const uint32_t entries = (p.last - p.first) * kTileKeys * static_cast<uint32_t>(job_.tile_rows);
+    all_kept_ = entries <= job_.words;
+    uint32_t used = 0;
+    bool waited = false;
+    for (uint32_t tile = p.first_tile; tile <= p.last_tile; ++tile) {
+      const Segment g = segment_of(p, tile);
+      const int slot = tile == p.first_tile && g.shared() ? 0 : 1;
+      used += open_segment(g, slot, used);
+      score_segment(g, slot);
+      close_segment(g, slot);
+      if (!waited) {  // the exchange is cleared by all blocks
+        grid.barrier_wait(static_cast<cooperative_groups::grid_group::arrival_token&&>(token));
+        waited = true;
+      }
+      settle_segment(g, slot);
+      load_queries(tile + 2);
+    }
+  }
+
+  /// What is left of rows that other blocks share: at most those of the first and of the last tile.
+  __device__ void finish_shared() {
+    const DecodePlan& p = s_.plan;
+    const Segment first = segment_of(p, p.first_tile), last = segment_of(p, p.last_tile);
+    const bool head = first.shared(), tail = last.shared() && p.last_tile != p.first_tile;
+    if (head) ask_rows(first, 0);
+    if (tail) ask_rows(last, 1);
+    if (head) answer_rows(first, 0);
+    if (tail) answer_rows(last, 1);
+  }
+
+ private:
+  __device__ int rows_of(uint32_t tile) const { return s_.plan.tile_rows[tile]; }
+
+  /// Codes and weights of a tile's rows to its turn's buffer.
+  __device__ void load_queries(uint32_t tile) {
+    if (tile <= s_.plan.last_tile) {
+      const int turn = (tile - s_.plan.first_tile) & 1;
+      for (int r = 0; r < rows_of(tile); ++r) {
+        const int64_t row = job_.first_row + s_.plan.tile_row[tile] + r;
+        load_query<kHeads, kDim, kDecodeThreads>(job_.q, row, job_.heads, q_of(turn, r), weights_of(turn, r),
+                                                 threadIdx.x, job_.query_alignment);
+      }
+    }
+    fence_tensor_reads();
+  }
+  __device__ uint8_t* q_of(int turn, int r) const { return m_.q + (turn * job_.tile_rows + r) * kHeads * kCodePitch; }
+  __device__ float* weights_of(int turn, int r) const { return m_.weights + (turn * job_.tile_rows + r) * kHeads; }
+
+  /// Clears what is kept of the tile's rows; ends with a barrier. Returns the words taken.
+  __device__ uint32_t open_segment(const Segment& g, int slot, uint32_t used) {
+    const uint32_t keys = (g.last - g.first) * kTileKeys, rows = static_cast<uint32_t>(job_.tile_rows);
+    const bool only = s_.plan.first_tile == s_.plan.last_tile;
+    const uint32_t half = only ? job_.words : job_.words / 2, list = half / rows / 2 / 4 * 4;
+    if (threadIdx.x < rows_of(g.tile)) {
+      const uint32_t r = threadIdx.x;
+      const int32_t first =
+          s_.plan.tile_low[g.tile] + static_cast<int32_t>(g.first - s_.plan.before[g.tile]) * kTileKeys;
+      Kept k{};
+      k.keys = m_.scores + (all_kept_ ? used + r * keys : (slot == 1 && !only ? half : 0) + r * list * 2);
+      k.positions = all_kept_ ? nullptr : reinterpret_cast<int32_t*>(k.keys + list);
+      k.capacity = list, k.count = all_kept_ ? keys : 0, k.least = kNanKey;
+      k.first = first, k.last = first + static_cast<int32_t>(keys);
+      k.tile_row = static_cast<int>(r), k.row = s_.plan.tile_row[g.tile] + k.tile_row;
+      s_.fit = list / kTileKeys;
+      s_.kept[slot][r] = k;
+    }
+    for (uint32_t b = threadIdx.x; b < rows * kDecodeBins; b += kDecodeThreads) m_.bins[b] = 0;
+    __syncthreads();
+    return keys * rows;
+  }
+
+  /// f(row of the tile, its number in the launch, live, unreadable, score, position) for this lane's key of the next step.
+  template <class F>
+  __device__ void next_step(const Segment& g, const Step& step, const F& f) {
+    loader_.wait();
+    loader_.issue((stage_ + kDecodeStages - 1) % kDecodeStages);
+    const StageKeys& keys = s_.keys[group_][stage_];
+    const uint8_t* codes = m_.codes + (group_ * kDecodeStages + stage_) * kTileKeys * kCodePitch;
+    const UnitKeys unit = keys_of_step(s_.plan, step);
+    const uint32_t own = own_key_of_unit();
+    const int32_t position = unit.first + static_cast<int32_t>(own) * unit.stride;
+    const float scale = keys.scale[own];
+    const uint8_t state = keys.state[own];
+    const int turn = (g.tile - s_.plan.first_tile) & 1;
+    for (int r = 0; r < rows_of(g.tile); ++r) {
+      const int row = s_.plan.tile_row[g.tile] + r;
+      const float score = score_keys<kHeads, kDim>(codes, q_of(turn, r), weights_of(turn, r), scale);
+      const bool mine = owns_key_of_unit() && position >= s_.plan.low[row] && position < s_.plan.high[row];
+      f(r, row, mine && state == kReadable, mine && state == kUnreadable, score, position);
+    }
+    stage_ = (stage_ + 1) % kDecodeStages;
+  }
+
+  __device__ void score_segment(const Segment& g, int slot) {
+    next_step(g, {g.tile, 0, true},
+              [&](int r, int, bool live, bool, float score, int32_t) { add_sample(s_, group_, r, live, score); });
+    named_barrier(1 + group_, 128);
+    if (threadIdx.x % 128 < rows_of(g.tile)) {
+      const int r = threadIdx.x % 128;
+      set_range(s_, group_, r, s_.plan.tile_row[g.tile] + r, static_cast<uint32_t>(job_.look.topk));
+    }
+    named_barrier(1 + group_, 128);
+    uint32_t unit = g.first + static_cast<uint32_t>(group_);
+    for (uint32_t begin = g.first; begin < g.last;) {
+      const uint32_t end = all_kept_ ? g.last : min(g.last, begin + s_.fit);
+      for (; unit < end; unit += kDecodeGroups) {
+        next_step(g, {g.tile, unit, false}, [&](int r, int, bool live, bool unreadable, float score, int32_t position) {
+          keep_key(s_.kept[slot][r], m_.bins + r * kDecodeBins, s_.ranges[group_][r], owns_key_of_unit(), live,
+                   unreadable, score, (unit - g.first) * kTileKeys + own_key_of_unit(), position);
+        });
+      }
+      begin = end;
+      if (begin < g.last) make_room(g, slot);
+    }
+  }
+
+  /// Drops what cannot win from lists that are nearly full; then s.fit.
+  __device__ void make_room(const Segment& g, int slot) {
+    __syncthreads();
+    for (int r = 0; r < rows_of(g.tile); ++r) {
+      Kept& k = s_.kept[slot][r];
+      if (k.capacity - k.count < kThinBelow)  // the same in all threads
+        thin_list(s_, k, m_.bins + r * kDecodeBins, static_cast<uint32_t>(job_.look.topk));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      uint32_t most = 0;
+      for (int r = 0; r < rows_of(g.tile); ++r) most = max(most, s_.kept[slot][r].count);
+      s_.fit = (s_.kept[slot][0].capacity - most) / kTileKeys;
+    }
+    __syncthreads();
+  }
+
+  __device__ void close_segment(const Segment& g, int slot) {
+    __syncthreads();
+    if (threadIdx.x < rows_of(g.tile)) {
+      Kept& k = s_.kept[slot][threadIdx.x];
+      k.range = s_.ranges[0][threadIdx.x];
+      count(job_.look.stats, kSkippedPages, k.unreadable);
+    }
+    __syncthreads();
+  }
+
+  /// A tile that this block has alone is answered at once; of another, its share of the bins is told.
+  __device__ void settle_segment(const Segment& g, int slot) {
+    for (int r = 0; r < rows_of(g.tile); ++r) {
+      Kept& k = s_.kept[slot][r];
+      OpenRow open{
+          Meeting(job_.exchange.rows + k.row, g.last_block - g.first_block + 1), {}, {}, blockIdx.x - g.first_block};
+      if (g.shared()) {
+        add_bins(m_.bins + r * kDecodeBins, bins_of(k));
+        if (threadIdx.x == 0) atomicAdd(&job_.exchange.rows[k.row].live, k.live);
+        open.meeting.arrive();
+        if (threadIdx.x == 0) s_.open[slot][r] = open;
+      } else {
+        ask_row(k, open, m_.bins + r * kDecodeBins);
+        answer_row(k, open, m_.bins + r * kDecodeBins, kDecodeBins);
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ uint32_t* bins_of(const Kept& k) const { return job_.exchange.bins + int64_t{k.row} * kDecodeBins; }
+  __device__ uint64_t* candidates_of(const Kept& k) const {
+    return job_.exchange.candidates + int64_t{k.row} * kDecodeCandidates;
+  }
+  __device__ uint2* shares_of(const Kept& k) const { return job_.exchange.shares + int64_t{k.row} * gridDim.x; }
+
+  __device__ void ask_rows(const Segment& g, int slot) {
+    for (int r = 0; r < rows_of(g.tile); ++r) {
+      OpenRow open = s_.open[slot][r];
+      ask_row(s_.kept[slot][r], open, m_.bins);
+      if (threadIdx.x == 0) s_.open[slot][r] = open;
+    }
+    __syncthreads();
+  }
+  __device__ void answer_rows(const Segment& g, int slot) {
+    // All units are scored: the stages are free.
+    uint32_t* room = reinterpret_cast<uint32_t*>(m_.codes);
+    constexpr uint32_t kRoom = kDecodeGroups * kDecodeStages * kTileKeys * kCodePitch / 4;
+    for (int r = 0; r < rows_of(g.tile); ++r) {
+      const OpenRow open = s_.open[slot][r];
+      answer_row(s_.kept[slot][r], open, room, kRoom);
+    }
+  }
+
+  __device__ void ask_row(Kept& k, OpenRow& open, uint32_t* bins) {
+    open.meeting.wait();
+    open.in = find_interval(s_, k, open.meeting, bins, bins_of(k), static_cast<uint32_t>(job_.look.topk));
+    refine(s_, k, open.meeting, bins, bins_of(k), open.index == 0, open.in);
+    open.own = share_of_interval(s_, k, open.meeting, open.in, candidates_of(k));
+    if (threadIdx.x == 0 && !open.meeting.alone()) __stcg(shares_of(k) + open.index, open.own);
+    open.meeting.arrive();
+  }
+
+  __device__ void answer_row(Kept& k, const OpenRow& open, uint32_t* room, uint32_t room_words) {
+    open.meeting.wait();
+    const uint2 before = open.meeting.alone() ? uint2{0, 0} : shares_before(k, open.index);
+    const uint64_t* candidates = open.meeting.alone() ? s_.candidates : candidates_of(k);
+    const Verdict v = judge(s_, k, open.in, open.own, before, candidates);
+    const int64_t row = job_.first_row + k.row;
+    const Window w = window_of(job_.look.rows, row, job_.look.keys.count);
+    const RowWriter writer(job_.emission, row, static_cast<int32_t>(w.request), w.start);
+    if (k.positions == nullptr) {
+      write_all(s_, k, v, writer);
+    } else {
+      write_list(s_, k, v, writer, room, room_words);
+    }
+    if (open.index == 0) writer.fill(v.count);
+    const bool scored = open.in.live > static_cast<uint32_t>(job_.look.topk) || job_.look.needs_scores;
+    if (threadIdx.x == 0 && scored) {
+      count(job_.look.stats, kNanScores, k.nans);
+      if (open.index == 0) count(job_.look.stats, kScoredKeys, open.in.live);
+      if (open.index == 0) count(job_.look.stats, kTiedCuts, s_.tied);
+    }
+    __syncthreads();
+  }
+
+  /// Sums of the shares of the blocks before.
+  __device__ uint2 shares_before(const Kept& k, uint32_t index) {
+    if (threadIdx.x == 0) s_.above = s_.inside = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < index; i += kDecodeThreads) {
+      const uint2 share = __ldcg(shares_of(k) + i);
+      atomicAdd(&s_.above, share.x), atomicAdd(&s_.inside, share.y);
+    }
+    __syncthreads();
+    return {s_.above, s_.inside};
+  }
+
+  const DecodeJob& job_;
+  DecodeShared& s_;
+  const DecodeMemory& m_;
+  const int group_;
+  KeyLoader<kDim> loader_;
+  int stage_ = 0;
+  bool all_kept_ = true;
+};
+
+/// Rows of which all live keys win and nobody wants scores: the blocks take them in turns.
+__device__ void answer_unscored(const DecodeJob& job, DecodeShared& s) {
+  const DecodePlan& p = s.plan;
+  for (int r = blockIdx.x; r < job.rows; r += gridDim.x) {
+    if (p.scored[r]) continue;
+    const int64_t row = job.first_row + r;
+    const Window w = window_of(job.look.rows, row, job.look.keys.count);
+    const RowWriter writer(job.emission, row, static_cast<int32_t>(w.request), w.start);
+    uint32_t placed = 0, unreadable = 0;
+    const int64_t low = p.low[r], high = p.high[r];
+    for (int64_t base = low; base < high; base += kDecodeThreads) {
+      const int64_t position = base + threadIdx.x;
+      const bool inside = position < high;
+      const bool live = inside && (!job.look.keys.paged || page_of(job.look.keys, p.table_row[r], position) >= 0);
+      uint32_t total = 0;
+      const uint32_t at = placed + block_scan(live, s.warps, &total);
+      if (live) writer.put(at, position, 0.0f);
+      unreadable += inside && !live;
+      placed += total;
+    }
+    count(job.look.stats, kSkippedPages, unreadable);
+    __syncthreads();
+    writer.fill(placed);
+    __syncthreads();
+  }
+}
+
+__device__ inline void clear_exchange(const DecodeJob& job) {
+  const Exchange& e = job.exchange;
+  const int64_t thread = int64_t{blockIdx.x} * kDecodeThreads + threadIdx.x;
+  const int64_t threads = int64_t{gridDim.x} * kDecodeThreads;
+  uint4* bins = reinterpret_cast<uint4*>(e.bins);
+  for (int64_t i = thread; i < int64_t{job.rows} * kDecodeBins / 4; i += threads) __stcg(bins + i, uint4{0, 0, 0, 0});
+  uint4* rows = reinterpret_cast<uint4*>(e.rows);
+  for (int64_t i = thread; i < job.rows; i += threads) __stcg(rows + i, uint4{0, 0, 0, 0});
+}
+
+template <int kHeads>
+constexpr size_t fixed_bytes(int tile_rows) {
+  return 1024 + kDecodeGroups * kDecodeStages * kTileKeys * kCodePitch +
+         static_cast<size_t>(tile_rows) * (2 * kHeads * (kCodePitch + 4) + kDecodeBins * 4) + sizeof(DecodeShared) + 16;
+}
+
+template <int kHeads, int kDim>
+__global__ __launch_bounds__(kDecodeThreads, 1) void decode_fp8_sm90(const __grid_constant__ DecodeJob job) {
+  extern __shared__ uint8_t memory[];
+  DecodeMemory m;
+  m.codes = align_tile(memory);
+  m.q = m.codes + kDecodeGroups * kDecodeStages * kTileKeys * kCodePitch;
+  m.weights = reinterpret_cast<float*>(m.q + 2 * job.tile_rows * kHeads * kCodePitch);
+  m.bins = reinterpret_cast<uint32_t*>(m.weights + 2 * job.tile_rows * kHeads);
+  DecodeShared& s = *reinterpret_cast<DecodeShared*>(m.bins + job.tile_rows * kDecodeBins);
+  m.scores = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(&s) + (sizeof(DecodeShared) + 15) / 16 * 16);
+  cooperative_groups::grid_group grid = cooperative_groups::this_grid();
+  clear_exchange(job);
+  auto cleared = grid.barrier_arrive();
+  look_at_decode_rows(job, s.plan);
+  make_tiles(job, s.plan);
+  cut_units(s.plan);
+  if (s.plan.first < s.plan.last) {
+    Decoder<kHeads, kDim> decoder(job, s, m);
+    decoder.score_slice(grid, static_cast<decltype(cleared)&&>(cleared));
+    decoder.finish_shared();
+  }
+  answer_unscored(job, s);
+}
+
+struct Choice {
+  void (*kernel)(DecodeJob);
+  size_t (*bytes)(int tile_rows);
+};
+template <int kDim>
+Choice choose(int heads) {
+  switch (padded_heads(heads)) {
+    case 32: return {decode_fp8_sm90<32, kDim>, fixed_bytes<32>};
+    case 64: return {decode_fp8_sm90<64, kDim>, fixed_bytes<64>};
+    default: return {decode_fp8_sm90<128, kDim>, fixed_bytes<128>};
+  }
+}
+
+constexpr size_t kSharedOfHopper = 227 * 1024;
+#define TOPKEY_ENTRY(H, D) \
+  { reinterpret_cast<const void*>(&decode_fp8_sm90<H, D>), static_cast<int>(kSharedOfHopper) }
+const KernelEntry kEntries[] = {TOPKEY_ENTRY(32, 64),  TOPKEY_ENTRY(64, 64),  TOPKEY_ENTRY(128, 64),
+                                TOPKEY_ENTRY(32, 128), TOPKEY_ENTRY(64, 128), TOPKEY_ENTRY(128, 128)};
+
+constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
+constexpr int64_t kMostRows = 4096;  ///< more are another kernel's
+
+/// A list must hold topk winners and the units under way.
+/// So much that thinning pays.
+bool lists_suit(int64_t words, int tile_rows, int64_t topk) { return words / 4 / tile_rows >= topk + topk / 16 + 128; }
+/// Rows that share keys at most, and the words that are left for scores; 0 rows if topk is too large.
+int fit_tile(const Choice& choice, int64_t topk, int wanted, uint32_t* words) {
+  for (int rows = wanted; rows > 0; rows = rows / 2) {
+    if (choice.bytes(rows) > kSharedOfHopper) continue;
+    *words = static_cast<uint32_t>((kSharedOfHopper - choice.bytes(rows)) / 4 / 64 * 64);
+    if (lists_suit(*words, rows, topk)) return rows;
+  }
+  return 0;
+}
+
+size_t exchange_bytes(int64_t rows) {
+  return static_cast<size_t>(rows) *
+         (sizeof(RowExchange) + kDecodeBins * 4 + kMaxBlocks * sizeof(uint2) + kDecodeCandidates * 8);
+}
+Exchange exchange_in(void* workspace, int64_t rows) {
+  Exchange e{};
+  e.bins = static_cast<uint32_t*>(workspace);
+  e.candidates = reinterpret_cast<uint64_t*>(e.bins + rows * kDecodeBins);
+  e.shares = reinterpret_cast<uint2*>(e.candidates + rows * kDecodeCandidates);
+  e.rows = reinterpret_cast<RowExchange*>(e.shares + rows * kMaxBlocks);
+  return e;
+}
+
+bool shape_suits(const Shape& shape) {
+  uint32_t words;
+  const Choice choice = choose<128>(static_cast<int>(shape.heads));
+  return shape.format == KeyFormat::fp8 && shape.rows <= kMostRows && shape.topk > 0 && shape.candidates < 0 &&
+         shape.blocks == 0 && shape.keys < INT32_MAX - 256 && fit_tile(choice, shape.topk, 1, &words) > 0;
+}
+
+}  // namespace
+
+KernelList decode_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+size_t decode_bytes(const Shape& shape) {
+  return shape_suits(shape) ? exchange_bytes(std::min<int64_t>(shape.rows, kDecodeRows)) : 0;
+}
+
+bool decode_suits(const Shape& shape, const KeySource& keys, const Query& q, const Admit& admit, const Selection& out) {
+  return shape_suits(shape) && alignment_of(keys) == 16 && alignment_of(q) >= 4 &&
+         reinterpret_cast<uintptr_t>(keys.scales) % 4 == 0 && keys.scale_step % 4 == 0 && admit.mask.data == nullptr &&
+         admit.force_first == 0 && admit.force_last == 0 && out.order != Order::score && out.fill != Fill::repeat;
+}
+
+void decode(const LookParams& look, const Query& q, const Emission& emission, void* workspace, const Launch& launch) {
+  const int heads = static_cast<int>(q.values.shape[1]);
+  const Choice choice = look.keys.head_dim == 64 ? choose<64>(heads) : choose<128>(heads);
+  const bool by_request = look.rows.request.data != nullptr || look.rows.q_indptr.data != nullptr || !look.keys.paged;
+  DecodeJob job{look, q, emission, {}, 0, 0, heads, 1, alignment_of(q), 0};
+  const int wanted = by_request ? 2 : std::min(look.rows.next_n, 2);
+  job.tile_rows = fit_tile(choice, look.topk, std::max(wanted, 1), &job.words);
+  job.exchange = exchange_in(workspace, std::min<int64_t>(look.rows.count, kDecodeRows));
+  for (int64_t row = 0; row < look.rows.count; row += kDecodeRows) {
+    job.first_row = row, job.rows = static_cast<int>(std::min<int64_t>(look.rows.count - row, kDecodeRows));
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(launch.sms(), kMaxBlocks)));
+    config.blockDim = dim3(kDecodeThreads);
+    config.dynamicSmemBytes = choice.bytes(job.tile_rows) + job.words * size_t{4};
+    config.stream = launch.stream();
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
+    config.attrs = &cooperative, config.numAttrs = 1;
+    TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, choice.kernel, job));
+  }
+}
+
+}  // namespace topkey::cuda
