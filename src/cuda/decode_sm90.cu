@@ -8,7 +8,7 @@
 
 #include "cuda/check.h"
 #include "cuda/decode_sm90.h"
-#include "cuda/device/decode_finish.cuh"
+#include "cuda/device/decode_answer.cuh"
 #include "cuda/stages.h"
 #include "cuda/workspace.h"
 
@@ -26,7 +26,7 @@ class Decoder {
         s_(s),
         m_(m),
         group_(threadIdx.x / 128),
-        loader_(job.look.keys, s.plan, m.codes + group_ * kDecodeStages * kTileKeys * kCodePitch, s.keys[group_]) {
+        loader_(job, s.plan, m.codes + group_ * kDecodeStages * kTileKeys * kCodePitch, s.keys[group_]) {
 #pragma unroll
     for (int i = 0; i < kDecodeStages - 1; ++i) loader_.issue(i);
   }
@@ -49,7 +49,7 @@ class Decoder {
         grid.barrier_wait(static_cast<cooperative_groups::grid_group::arrival_token&&>(token));
         waited = true;
       }
-      settle_segment(g, slot);
+      settle_rows(job_, s_, g, slot, rows_of(g.tile), m_.bins);
       load_queries(tile + 2);
     }
   }
@@ -106,46 +106,84 @@ class Decoder {
     return keys * rows;
   }
 
-  /// f(row of the tile, its number in the launch, live, unreadable, score, position) for this lane's key of the next step.
-  template <class F>
-  __device__ void next_step(const Segment& g, const Step& step, const F& f) {
+  /// Waits for the next step's keys, begins to copy those of another.
+  __device__ __forceinline__ void take_step() {
     loader_.wait();
-    loader_.issue((stage_ + kDecodeStages - 1) % kDecodeStages);
-    const StageKeys& keys = s_.keys[group_][stage_];
+    loader_.issue(stage_ == 0 ? kDecodeStages - 1 : stage_ - 1);
+  }
+  __device__ __forceinline__ float score_step(int turn, int r) const {
     const uint8_t* codes = m_.codes + (group_ * kDecodeStages + stage_) * kTileKeys * kCodePitch;
-    const UnitKeys unit = keys_of_step(s_.plan, step);
-    const uint32_t own = own_key_of_unit();
-    const int32_t position = unit.first + static_cast<int32_t>(own) * unit.stride;
-    const float scale = keys.scale[own];
-    const uint8_t state = keys.state[own];
-    const int turn = (g.tile - s_.plan.first_tile) & 1;
+    return score_keys<kHeads, kDim>(codes, q_of(turn, r), weights_of(turn, r),
+                                    s_.keys[group_][stage_].scale[own_key_of_unit()]);
+  }
+  __device__ __forceinline__ void leave_step() { stage_ = stage_ == kDecodeStages - 1 ? 0 : stage_ + 1; }
+
+  /// The tile's sample gives its rows' bins their bounds.
+  __device__ void score_sample(const Segment& g) {
+    take_step();
+    const StepKeys keys = keys_of_step(s_.plan, {g.tile, 0, true});
+    const int32_t position = keys.first + static_cast<int32_t>(own_key_of_unit()) * keys.stride;
+    const bool readable = owns_key_of_unit() && s_.keys[group_][stage_].state[own_key_of_unit()] == kReadable;
+#pragma unroll 1
     for (int r = 0; r < rows_of(g.tile); ++r) {
       const int row = s_.plan.tile_row[g.tile] + r;
-      const float score = score_keys<kHeads, kDim>(codes, q_of(turn, r), weights_of(turn, r), scale);
-      const bool mine = owns_key_of_unit() && position >= s_.plan.low[row] && position < s_.plan.high[row];
-      f(r, row, mine && state == kReadable, mine && state == kUnreadable, score, position);
+      const float score = score_step((g.tile - s_.plan.first_tile) & 1, r);
+      add_sample(s_, group_, r, readable && position >= s_.plan.low[row] && position < s_.plan.high[row], score);
     }
-    stage_ = (stage_ + 1) % kDecodeStages;
-  }
-
-  __device__ void score_segment(const Segment& g, int slot) {
-    next_step(g, {g.tile, 0, true},
-              [&](int r, int, bool live, bool, float score, int32_t) { add_sample(s_, group_, r, live, score); });
+    leave_step();
     named_barrier(1 + group_, 128);
     if (threadIdx.x % 128 < rows_of(g.tile)) {
       const int r = threadIdx.x % 128;
       set_range(s_, group_, r, s_.plan.tile_row[g.tile] + r, static_cast<uint32_t>(job_.look.topk));
     }
     named_barrier(1 + group_, 128);
+  }
+
+  /// Units [unit, end), of which this warpgroup takes every fourth. Returns the first that it did not take.
+  __device__ __forceinline__ uint32_t score_units(const Segment& g, int slot, uint32_t unit, uint32_t end) {
+    const int32_t inner_low = s_.plan.inner_low[g.tile], inner_high = s_.plan.inner_high[g.tile];
+    const int turn = (g.tile - s_.plan.first_tile) & 1, rows = rows_of(g.tile), row0 = s_.plan.tile_row[g.tile];
+    int32_t first = s_.plan.tile_low[g.tile] + static_cast<int32_t>(unit - s_.plan.before[g.tile]) * kTileKeys;
+    uint32_t live = 0;
+    const uint32_t own = own_key_of_unit();
+    for (; unit < end; unit += kDecodeGroups, first += kDecodeGroups * kTileKeys) {
+      take_step();
+      const StageKeys& keys = s_.keys[group_][stage_];
+      const bool whole = all_kept_ && keys.whole && first >= inner_low && first + kTileKeys <= inner_high;
+      const uint32_t entry = (unit - g.first) * kTileKeys + own;
+      if (whole) live += kTileKeys;
+#pragma unroll 1
+      for (int r = 0; r < rows; ++r) {
+        const float score = score_step(turn, r);
+        Kept& kept = s_.kept[slot][r];
+        uint32_t* bins = m_.bins + r * kDecodeBins;
+        const BinRange range = s_.ranges[group_][r];
+        if (whole) {
+          keep_live(kept, bins, range, owns_key_of_unit(), score, entry);
+        } else {
+          const int32_t position = first + static_cast<int32_t>(own);
+          const uint8_t state = keys.whole ? kReadable : keys.state[own];
+          const bool mine =
+              owns_key_of_unit() && position >= s_.plan.low[row0 + r] && position < s_.plan.high[row0 + r];
+          keep_any(kept, bins, range, owns_key_of_unit(), mine && state == kReadable, mine && state == kUnreadable,
+                   score, entry, position);
+        }
+      }
+      __syncwarp();
+      leave_step();
+    }
+    if (threadIdx.x % 128 == 0 && live != 0) {
+      for (int r = 0; r < rows; ++r) atomicAdd(&s_.kept[slot][r].live, live);
+    }
+    return unit;
+  }
+
+  __device__ void score_segment(const Segment& g, int slot) {
+    score_sample(g);
     uint32_t unit = g.first + static_cast<uint32_t>(group_);
     for (uint32_t begin = g.first; begin < g.last;) {
       const uint32_t end = all_kept_ ? g.last : min(g.last, begin + s_.fit);
-      for (; unit < end; unit += kDecodeGroups) {
-        next_step(g, {g.tile, unit, false}, [&](int r, int, bool live, bool unreadable, float score, int32_t position) {
-          keep_key(s_.kept[slot][r], m_.bins + r * kDecodeBins, s_.ranges[group_][r], owns_key_of_unit(), live,
-                   unreadable, score, (unit - g.first) * kTileKeys + own_key_of_unit(), position);
-        });
-      }
+      unit = score_units(g, slot, unit, end);
       begin = end;
       if (begin < g.last) make_room(g, slot);
     }
@@ -178,91 +216,14 @@ class Decoder {
     __syncthreads();
   }
 
-  /// A tile that this block has alone is answered at once; of another, its share of the bins is told.
-  __device__ void settle_segment(const Segment& g, int slot) {
-    for (int r = 0; r < rows_of(g.tile); ++r) {
-      Kept& k = s_.kept[slot][r];
-      OpenRow open{
-          Meeting(job_.exchange.rows + k.row, g.last_block - g.first_block + 1), {}, {}, blockIdx.x - g.first_block};
-      if (g.shared()) {
-        add_bins(m_.bins + r * kDecodeBins, bins_of(k));
-        if (threadIdx.x == 0) atomicAdd(&job_.exchange.rows[k.row].live, k.live);
-        open.meeting.arrive();
-        if (threadIdx.x == 0) s_.open[slot][r] = open;
-      } else {
-        ask_row(k, open, m_.bins + r * kDecodeBins);
-        answer_row(k, open, m_.bins + r * kDecodeBins, kDecodeBins);
-      }
-    }
-    __syncthreads();
-  }
-
-  __device__ uint32_t* bins_of(const Kept& k) const { return job_.exchange.bins + int64_t{k.row} * kDecodeBins; }
-  __device__ uint64_t* candidates_of(const Kept& k) const {
-    return job_.exchange.candidates + int64_t{k.row} * kDecodeCandidates;
-  }
-  __device__ uint2* shares_of(const Kept& k) const { return job_.exchange.shares + int64_t{k.row} * gridDim.x; }
-
-  __device__ void ask_rows(const Segment& g, int slot) {
-    for (int r = 0; r < rows_of(g.tile); ++r) {
-      OpenRow open = s_.open[slot][r];
-      ask_row(s_.kept[slot][r], open, m_.bins);
-      if (threadIdx.x == 0) s_.open[slot][r] = open;
-    }
-    __syncthreads();
-  }
   __device__ void answer_rows(const Segment& g, int slot) {
     // All units are scored: the stages are free.
-    uint32_t* room = reinterpret_cast<uint32_t*>(m_.codes);
     constexpr uint32_t kRoom = kDecodeGroups * kDecodeStages * kTileKeys * kCodePitch / 4;
-    for (int r = 0; r < rows_of(g.tile); ++r) {
-      const OpenRow open = s_.open[slot][r];
-      answer_row(s_.kept[slot][r], open, room, kRoom);
-    }
+    for (int r = 0; r < rows_of(g.tile); ++r)
+      answer_row(job_, s_, slot, r, reinterpret_cast<uint32_t*>(m_.codes), kRoom);
   }
-
-  __device__ void ask_row(Kept& k, OpenRow& open, uint32_t* bins) {
-    open.meeting.wait();
-    open.in = find_interval(s_, k, open.meeting, bins, bins_of(k), static_cast<uint32_t>(job_.look.topk));
-    refine(s_, k, open.meeting, bins, bins_of(k), open.index == 0, open.in);
-    open.own = share_of_interval(s_, k, open.meeting, open.in, candidates_of(k));
-    if (threadIdx.x == 0 && !open.meeting.alone()) __stcg(shares_of(k) + open.index, open.own);
-    open.meeting.arrive();
-  }
-
-  __device__ void answer_row(Kept& k, const OpenRow& open, uint32_t* room, uint32_t room_words) {
-    open.meeting.wait();
-    const uint2 before = open.meeting.alone() ? uint2{0, 0} : shares_before(k, open.index);
-    const uint64_t* candidates = open.meeting.alone() ? s_.candidates : candidates_of(k);
-    const Verdict v = judge(s_, k, open.in, open.own, before, candidates);
-    const int64_t row = job_.first_row + k.row;
-    const Window w = window_of(job_.look.rows, row, job_.look.keys.count);
-    const RowWriter writer(job_.emission, row, static_cast<int32_t>(w.request), w.start);
-    if (k.positions == nullptr) {
-      write_all(s_, k, v, writer);
-    } else {
-      write_list(s_, k, v, writer, room, room_words);
-    }
-    if (open.index == 0) writer.fill(v.count);
-    const bool scored = open.in.live > static_cast<uint32_t>(job_.look.topk) || job_.look.needs_scores;
-    if (threadIdx.x == 0 && scored) {
-      count(job_.look.stats, kNanScores, k.nans);
-      if (open.index == 0) count(job_.look.stats, kScoredKeys, open.in.live);
-      if (open.index == 0) count(job_.look.stats, kTiedCuts, s_.tied);
-    }
-    __syncthreads();
-  }
-
-  /// Sums of the shares of the blocks before.
-  __device__ uint2 shares_before(const Kept& k, uint32_t index) {
-    if (threadIdx.x == 0) s_.above = s_.inside = 0;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < index; i += kDecodeThreads) {
-      const uint2 share = __ldcg(shares_of(k) + i);
-      atomicAdd(&s_.above, share.x), atomicAdd(&s_.inside, share.y);
-    }
-    __syncthreads();
-    return {s_.above, s_.inside};
+  __device__ void ask_rows(const Segment& g, int slot) {
+    for (int r = 0; r < rows_of(g.tile); ++r) ask_row(job_, s_, slot, r, m_.bins);
   }
 
   const DecodeJob& job_;
@@ -273,33 +234,6 @@ class Decoder {
   int stage_ = 0;
   bool all_kept_ = true;
 };
-
-/// Rows of which all live keys win and nobody wants scores: the blocks take them in turns.
-__device__ void answer_unscored(const DecodeJob& job, DecodeShared& s) {
-  const DecodePlan& p = s.plan;
-  for (int r = blockIdx.x; r < job.rows; r += gridDim.x) {
-    if (p.scored[r]) continue;
-    const int64_t row = job.first_row + r;
-    const Window w = window_of(job.look.rows, row, job.look.keys.count);
-    const RowWriter writer(job.emission, row, static_cast<int32_t>(w.request), w.start);
-    uint32_t placed = 0, unreadable = 0;
-    const int64_t low = p.low[r], high = p.high[r];
-    for (int64_t base = low; base < high; base += kDecodeThreads) {
-      const int64_t position = base + threadIdx.x;
-      const bool inside = position < high;
-      const bool live = inside && (!job.look.keys.paged || page_of(job.look.keys, p.table_row[r], position) >= 0);
-      uint32_t total = 0;
-      const uint32_t at = placed + block_scan(live, s.warps, &total);
-      if (live) writer.put(at, position, 0.0f);
-      unreadable += inside && !live;
-      placed += total;
-    }
-    count(job.look.stats, kSkippedPages, unreadable);
-    __syncthreads();
-    writer.fill(placed);
-    __syncthreads();
-  }
-}
 
 __device__ inline void clear_exchange(const DecodeJob& job) {
   const Exchange& e = job.exchange;
@@ -414,7 +348,10 @@ void decode(const LookParams& look, const Query& q, const Emission& emission, vo
   const int heads = static_cast<int>(q.values.shape[1]);
   const Choice choice = look.keys.head_dim == 64 ? choose<64>(heads) : choose<128>(heads);
   const bool by_request = look.rows.request.data != nullptr || look.rows.q_indptr.data != nullptr || !look.keys.paged;
-  DecodeJob job{look, q, emission, {}, 0, 0, heads, 1, alignment_of(q), 0};
+  const int page_size = look.keys.page_size;
+  const int shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(page_size)) : -1;
+  const bool quick = !look.keys.paged || page_size % kTileKeys == 0;
+  DecodeJob job{look, q, emission, {}, 0, 0, heads, 1, alignment_of(q), shift, quick, 0};
   const int wanted = by_request ? 2 : std::min(look.rows.next_n, 2);
   job.tile_rows = fit_tile(choice, look.topk, std::max(wanted, 1), &job.words);
   job.exchange = exchange_in(workspace, std::min<int64_t>(look.rows.count, kDecodeRows));

@@ -25,25 +25,27 @@ struct Moments {
   int count;
 };
 
-/// Bounds from one standard deviation below where the k-th of n keys would be, were they normal, to far above.
+/// Bounds from one standard deviation below where the k-th of n keys would be, were they normal, to far above. Rough
+/// functions do: any bounds are right.
 __device__ inline BinRange range_of(const Moments& m, uint32_t k, int64_t n) {
   if (m.count == 0) return {0.0f, 1.0f};
-  const float mean = static_cast<float>(m.sum / m.count);
-  const double variance = m.squares / m.count - m.sum / m.count * (m.sum / m.count);
-  float deviation = variance > 0 ? sqrtf(static_cast<float>(variance)) : 0.0f;
+  const double each = static_cast<double>(__frcp_rn(static_cast<float>(m.count))), average = m.sum * each;
+  const float mean = static_cast<float>(average);
+  const float variance = static_cast<float>(m.squares * each - average * average);
+  float deviation = variance > 0.0f ? variance * rsqrtf(variance) : 0.0f;
   deviation = fmaxf(deviation, fmaxf(fabsf(mean) * 1e-5f, 1e-30f));
-  const float p = fminf(fmaxf(static_cast<float>(k) / static_cast<float>(n), 1e-6f), 1.0f - 1e-6f);
+  const float p = fminf(fmaxf(static_cast<float>(k) * __frcp_rn(static_cast<float>(n)), 1e-6f), 1.0f - 1e-6f);
   // A well-known rational approximation of the normal quantile, good to 3e-3.
-  const float t = sqrtf(-2.0f * logf(p < 0.5f ? p : 1.0f - p));
-  const float upper = t - (2.30753f + 0.27061f * t) / (1.0f + t * (0.99229f + t * 0.04481f));
+  const float square = -2.0f * __logf(p < 0.5f ? p : 1.0f - p), t = square * rsqrtf(square);
+  const float upper = t - __fdividef(2.30753f + 0.27061f * t, 1.0f + t * (0.99229f + t * 0.04481f));
   const float quantile = p < 0.5f ? upper : -upper;
   const float low = fminf(fmaxf(mean + (quantile - 1.0f) * deviation, -1e37f), 1e37f);
   const float width = (fmaxf(quantile + 1.0f, 5.0f) - (quantile - 1.0f)) * deviation;
-  return {low, fminf(fmaxf(static_cast<float>(kDecodeBins) / width, 1e-30f), 1e30f)};
+  return {low, fminf(fmaxf(__fdividef(static_cast<float>(kDecodeBins), width), 1e-30f), 1e30f)};
 }
 
 /// The smallest key of the order in bin `bin` or above; one past +inf's if none is. By one whole warp.
-__device__ inline uint32_t first_key_of_bin(const BinRange& range, int bin) {
+__device__ __noinline__ uint32_t first_key_of_bin(const BinRange& range, int bin) {
   const uint32_t lane = threadIdx.x & 31;
   constexpr uint64_t kEnd = 0xFF800001u;  // +inf is the last real key
   uint64_t first = kNanKey, count = kEnd - kNanKey;
@@ -66,8 +68,8 @@ struct Crossing {
 };
 /// The bin that holds the k-th best of `total` keys, 1 <= k <= total, keys above it, and keys in it. What the bins from 1
 /// on do not hold is bin 0's. bins: shared or global memory, which other blocks may have written. By all threads.
-__device__ inline Crossing find_crossing(const uint32_t* bins, uint32_t total, uint32_t k, uint32_t* warps,
-                                         Crossing* room) {
+__device__ __noinline__ Crossing find_crossing(const uint32_t* bins, uint32_t total, uint32_t k, uint32_t* warps,
+                                               Crossing* room) {
   constexpr int kOwn = kDecodeBins / kDecodeThreads;
   const int first = kDecodeBins - kOwn * (static_cast<int>(threadIdx.x) + 1);  // thread 0: the highest
   uint32_t own[kOwn], sum = 0;

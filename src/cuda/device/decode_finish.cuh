@@ -31,8 +31,8 @@ __device__ inline void add_bins(const uint32_t* own, uint32_t* of_row) {
 }
 
 /// Narrows an interval of too many keys until they fit, or are equal.
-__device__ inline void refine(DecodeShared& s, const Kept& kept, Meeting& meeting, uint32_t* bins, uint32_t* of_row,
-                              bool first_block, Interval& in) {
+__device__ __noinline__ void refine(DecodeShared& s, const Kept& kept, Meeting& meeting, uint32_t* bins,
+                                    uint32_t* of_row, bool first_block, Interval& in) {
   while (in.by_number() && in.low < in.high) {
     const uint32_t width = in.high - in.low;
     const int shift = max(0, 22 - __clz(static_cast<int>(width)));  // width >> shift < 1024
@@ -83,14 +83,14 @@ __device__ inline Interval find_interval(DecodeShared& s, const Kept& kept, cons
 }
 
 /// How many keys this block has above the interval and inside; and which inside, if they are to be ranked.
-__device__ inline uint2 share_of_interval(DecodeShared& s, const Kept& kept, const Meeting& meeting, const Interval& in,
+__device__ inline uint2 share_of_interval(DecodeShared& s, Kept& kept, const Meeting& meeting, const Interval& in,
                                           uint64_t* candidates) {
   if (threadIdx.x == 0) s.above = s.inside = s.number = 0;
   __syncthreads();
   const bool lists = !in.whole() && !in.by_number();
-  uint32_t above = 0, inside = 0;
+  uint32_t above = 0, inside = 0, nans = 0;
   each_kept(kept, [&](uint32_t key, uint32_t i) {
-    above += key > in.high;
+    nans += key == kNanKey, above += key > in.high;
     if (key < in.low || key > in.high) return;
     ++inside;
     if (!lists) return;
@@ -103,6 +103,7 @@ __device__ inline uint2 share_of_interval(DecodeShared& s, const Kept& kept, con
   });
   above = __reduce_add_sync(~0u, above), inside = __reduce_add_sync(~0u, inside);
   if ((threadIdx.x & 31) == 0 && (above | inside) != 0) atomicAdd(&s.above, above), atomicAdd(&s.inside, inside);
+  if (kept.positions == nullptr && nans != 0) atomicAdd(&kept.nans, nans);
   __syncthreads();
   return {s.above, s.inside};
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The decode kernel's keys on their way to the tensor core: each warpgroup copies its own units, some ahead of the one
-// that it multiplies; page ids are read one unit ahead of their copies, so that no copy waits for its address.
+// that it multiplies. A unit that lies whole in one page takes few instructions, and its page id is read one unit ahead,
+// so that no copy waits for its address; what is left (samples, edges, wild pages, odd page sizes) goes key by key.
 #pragma once
 #include "cuda/device/decode_plan.cuh"
 
@@ -10,7 +11,8 @@ namespace topkey::cuda {
 /// Of one warpgroup, one stage: where its 64 keys are, and what is beside their codes.
 struct StageKeys {
   float scale[kTileKeys];
-  uint8_t state[kTileKeys];  ///< kOutside, kReadable, kUnreadable
+  uint8_t state[kTileKeys];  ///< kOutside, kReadable, kUnreadable; not set where whole
+  bool whole;                ///< all readable
 };
 enum : uint8_t { kOutside, kReadable, kUnreadable };
 
@@ -19,127 +21,124 @@ struct Step {
   uint32_t tile, unit;
   bool sample;
 };
-/// 64 positions: first, first + stride, ...; those outside [low, high) are no keys.
-struct UnitKeys {
-  int32_t first, stride, low, high, table_row;
-};
 
-__device__ __forceinline__ UnitKeys keys_of_step(const DecodePlan& p, const Step& s) {
-  const int row = p.tile_row[s.tile];
+/// Positions of a step's keys: first, first + stride, ...
+struct StepKeys {
+  int32_t first, stride;
+};
+__device__ __forceinline__ StepKeys keys_of_step(const DecodePlan& p, const Step& s) {
   const int32_t low = p.tile_low[s.tile];
-  const int64_t units = p.before[s.tile + 1] - p.before[s.tile];
-  // Units are whole, so the last may reach past what the tile's rows see: their own windows decide later.
-  UnitKeys k{low, 1, low, 0, p.table_row[row]};
-  k.high = 0;
-  for (int r = 0; r < p.tile_rows[s.tile]; ++r) k.high = max(k.high, p.high[row + r]);
-  if (s.sample) {
-    k.stride = static_cast<int32_t>(units);  // 64 keys spread over all of them
-    k.first = low + k.stride / 2;
-  } else {
-    k.first = low + static_cast<int32_t>(s.unit - p.before[s.tile]) * kTileKeys;
-  }
-  return k;
+  if (!s.sample) return {low + static_cast<int32_t>(s.unit - p.before[s.tile]) * kTileKeys, 1};
+  const int32_t stride = static_cast<int32_t>(p.before[s.tile + 1] - p.before[s.tile]);  // spread over all units
+  return {low + stride / 2, stride};
 }
 
-/// The steps of one warpgroup in order.
-struct StepCursor {
-  Step at;
-  __device__ bool done(const DecodePlan& p) const { return at.tile > p.last_tile; }
-  __device__ void begin(const DecodePlan& p) { at = {p.first_tile, 0, true}; }
-  __device__ void advance(const DecodePlan& p, uint32_t group) {
-    const uint32_t first = max(p.before[at.tile], p.first), last = min(p.before[at.tile + 1], p.last);
-    const uint32_t next = at.sample ? first + group : at.unit + kDecodeGroups;
-    if (next < last) {
-      at = {at.tile, next, false};
-    } else {
-      at = {at.tile + 1, 0, true};
-    }
+/// Begins to copy any step's keys.
+template <int kDim>
+__device__ __noinline__ void load_key_by_key(const KeySource& source, const DecodePlan& plan, uint8_t* codes,
+                                             StageKeys& keys, Step step) {
+  constexpr uint32_t kChunks = kDim / 16, kRows = 128 / kChunks;
+  const StepKeys k = keys_of_step(plan, step);
+  const int32_t low = plan.tile_low[step.tile], high = plan.tile_high[step.tile];
+  const int32_t table_row = plan.table_row[plan.tile_row[step.tile]];
+  const uint32_t thread = threadIdx.x % 128, chunk = thread % kChunks;
+  if (thread == 0) keys.whole = false;
+#pragma unroll 1
+  for (uint32_t row = thread / kChunks; row < kTileKeys; row += kRows) {
+    const int32_t position = k.first + static_cast<int32_t>(row) * k.stride;
+    const bool inside = position < high && position >= low;
+    KeyBytes bytes{nullptr, nullptr};
+    if (inside) bytes = find_key(source, table_row, position);
+    const bool readable = bytes.values != nullptr;
+    copy_16(shared_address(codes + chunk_at(row, chunk)), readable ? bytes.values + chunk * 16 : source.values,
+            readable ? 16 : 0);
+    if (chunk != 0) continue;
+    copy_4(shared_address(keys.scale + row), readable ? bytes.scale : source.scales, readable ? 4 : 0);
+    keys.state[row] = readable ? kReadable : inside ? kUnreadable : kOutside;
   }
-};
+}
 
 template <int kDim>
 class KeyLoader {
  public:
-  static constexpr int kChunks = kDim / 16, kEach = kTileKeys * kChunks / 128;  ///< copies of a thread
+  static constexpr int kChunks = kDim / 16, kRows = 128 / kChunks, kEach = kTileKeys / kRows;  ///< copies of a thread
   static constexpr int kPending = kDecodeStages - 2;
 
   /// codes, keys: of this warpgroup's stages.
-  __device__ KeyLoader(const KeySource& source, const DecodePlan& plan, uint8_t* codes, StageKeys* keys)
-      : source_(source), plan_(plan), codes_(codes), keys_(keys), group_(threadIdx.x / 128) {
-    cursor_.begin(plan);
-    if (plan.first == plan.last) cursor_.at.tile = plan.last_tile + 1;
-    find_pages();
+  __device__ KeyLoader(const DecodeJob& job, const DecodePlan& plan, uint8_t* codes, StageKeys* keys)
+      : job_(job), plan_(plan), codes_(codes), keys_(keys), group_(threadIdx.x / 128), at_{plan.first_tile, 0, true} {
+    const uint32_t thread = threadIdx.x % 128, chunk = thread % kChunks, row = thread / kChunks;
+    from_ = job.look.keys.values + row * job.look.keys.value_step + chunk * 16;
+    to_ = shared_address(codes + chunk_at(row, chunk));
   }
 
   /// Begins to copy the next step's keys to `stage`, if there is one. One group of copies a call.
-  __device__ void issue(int stage) {
-    if (!cursor_.done(plan_)) {
-      const UnitKeys k = keys_of_step(plan_, cursor_.at);
-      const uint32_t chunk = lane() % kChunks;
-      uint8_t* to = codes_ + stage * kTileKeys * kCodePitch;
+  __device__ __forceinline__ void issue(int stage) {
+    if (at_.tile <= plan_.last_tile) {
+      const KeySource& source = job_.look.keys;
+      const int32_t first =
+          plan_.tile_low[at_.tile] + static_cast<int32_t>(at_.unit - plan_.before[at_.tile]) * kTileKeys;
+      const bool there = !source.paged || (page_ >= 0 && page_ < source.num_pages);
+      const bool whole = there && job_.quick && !at_.sample && first + kTileKeys <= plan_.tile_high[at_.tile];
+      if (whole) {
+        const int32_t key = source.paged ? first - page_column_ * source.page_size : first;
+        const int64_t base = source.paged ? page_ * source.page_stride : 0;
+        const uint8_t* from = from_ + base + key * source.value_step;
+        const uint32_t to = to_ + stage * (kTileKeys * kCodePitch);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const uint32_t row = lane() / kChunks + i * (128 / kChunks);
-        const int32_t position = position_of(k, row);
-        const bool inside = position < k.high && position >= k.low;
-        const bool readable = inside && pages_[i] >= 0;
-        const uint8_t* from = source_.values;
-        int64_t scale = 0;
-        if (readable) {
-          const uint32_t offset =
-              source_.paged ? static_cast<uint32_t>(position) % static_cast<uint32_t>(source_.page_size) : 0;
-          const int64_t base = source_.paged ? pages_[i] * source_.page_stride : 0;
-          const int64_t key = source_.paged ? offset : position;
-          from += base + key * source_.value_step + chunk * 16;
-          scale = base + key * source_.scale_step;
-        }
-        copy_16(shared_address(to + chunk_at(row, chunk)), from, readable ? 16 : 0);
-        if (chunk == 0) {
-          copy_4(shared_address(keys_[stage].scale + row), source_.scales + scale, readable ? 4 : 0);
-          keys_[stage].state[row] = readable ? kReadable : inside ? kUnreadable : kOutside;
-        }
+        for (int i = 0; i < kEach; ++i)  // rows a multiple of 8 apart have the same swizzle
+          copy_16(to + i * (kRows * kCodePitch), from + i * kRows * source.value_step, 16);
+        const uint32_t thread = threadIdx.x % 128;
+        if (thread < kTileKeys)
+          copy_4(shared_address(keys_[stage].scale + thread),
+                 source.scales + base + (key + static_cast<int32_t>(thread)) * source.scale_step, 4);
+        if (thread == 0) keys_[stage].whole = true;
+      } else {
+        load_key_by_key<kDim>(source, plan_, codes_ + stage * (kTileKeys * kCodePitch), keys_[stage], at_);
       }
-      cursor_.advance(plan_, group_);
-      find_pages();
+      advance();
     }
     commit_copies();
   }
   /// The oldest issued step's keys are there, for the whole warpgroup; what was read of the step before is free.
-  __device__ void wait() const {
+  __device__ __forceinline__ void wait() const {
     wait_copies<kPending>();
     fence_tensor_reads();
     named_barrier(1 + group_, 128);
   }
 
  private:
-  __device__ static uint32_t lane() { return threadIdx.x % 128; }
-  __device__ static int32_t position_of(const UnitKeys& k, uint32_t row) {
-    return k.first + static_cast<int32_t>(row) * k.stride;
+  __device__ __forceinline__ void advance() {
+    const uint32_t first = max(plan_.before[at_.tile], plan_.first), last = min(plan_.before[at_.tile + 1], plan_.last);
+    const uint32_t next = at_.sample ? first + group_ : at_.unit + kDecodeGroups;
+    if (next < last) {
+      at_ = {at_.tile, next, false};
+      find_page();
+    } else {
+      at_ = {at_.tile + 1, 0, true};
+    }
   }
-  /// Page ids of the step that the cursor is at; -1: none.
-  __device__ void find_pages() {
-    if (cursor_.done(plan_)) return;
-    if (!source_.paged) {
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) pages_[i] = 0;
-      return;
-    }
-    const UnitKeys k = keys_of_step(plan_, cursor_.at);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int32_t position = position_of(k, lane() / kChunks + i * (128 / kChunks));
-      const bool inside = position < k.high && position >= k.low;
-      pages_[i] = inside ? static_cast<int32_t>(page_of(source_, k.table_row, position)) : -1;
-    }
+  /// Of the unit that comes next. What is read is not looked at before then.
+  __device__ __forceinline__ void find_page() {
+    const KeySource& source = job_.look.keys;
+    page_ = 0;
+    if (!source.paged || !job_.quick) return;
+    const uint32_t first = plan_.tile_low[at_.tile] + (at_.unit - plan_.before[at_.tile]) * kTileKeys;
+    page_column_ = job_.page_shift >= 0 ? first >> job_.page_shift : first / static_cast<uint32_t>(source.page_size);
+    // Past the tile's end there may be no such column; then nothing asks for the page.
+    const bool there = static_cast<int32_t>(first) + kTileKeys <= plan_.tile_high[at_.tile];
+    if (there) page_ = *element<int32_t>(source.block_table, plan_.table_row[plan_.tile_row[at_.tile]], page_column_);
   }
 
-  const KeySource& source_;
+  const DecodeJob& job_;
   const DecodePlan& plan_;
   uint8_t* codes_;
   StageKeys* keys_;
-  const int group_;
-  StepCursor cursor_{};
-  int32_t pages_[kEach];
+  const uint32_t group_;
+  Step at_;
+  int32_t page_ = 0, page_column_ = 0;
+  const uint8_t* from_;  ///< this thread's first chunk of key 0
+  uint32_t to_;          ///< and where it goes in stage 0
 };
 
 }  // namespace topkey::cuda

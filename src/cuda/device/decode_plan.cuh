@@ -40,6 +40,8 @@ struct DecodeJob {
   int64_t first_row;
   int rows, heads, tile_rows;
   int query_alignment;
+  int page_shift;  ///< log2 of the page size; -1: not a power of two
+  bool quick;      ///< pages, if any, hold whole units
   uint32_t words;  ///< 4 bytes each, for the scores that a block keeps
 };
 
@@ -47,8 +49,10 @@ struct DecodePlan {
   int32_t low[kDecodeRows], high[kDecodeRows];  ///< positions that a row looks at
   int32_t table_row[kDecodeRows];
   bool scored[kDecodeRows];
-  uint32_t before[kDecodeRows + 1];  ///< units before a tile
-  int32_t tile_low[kDecodeRows];     ///< position of a tile's first unit, a multiple of 64
+  uint32_t before[kDecodeRows + 1];                         ///< units before a tile
+  int32_t tile_low[kDecodeRows];                            ///< position of a tile's first unit, a multiple of 64
+  int32_t tile_high[kDecodeRows];                           ///< end of what any of its rows sees
+  int32_t inner_low[kDecodeRows], inner_high[kDecodeRows];  ///< what all of them see
   int16_t tile_row[kDecodeRows + 1];
   uint8_t tile_rows[kDecodeRows];
   uint32_t starts[8], leaders[8], warps[32];
@@ -110,11 +114,14 @@ __device__ inline void make_tiles(const DecodeJob& job, DecodePlan& p) {
   if (leads) {
     int tile = __popc(p.leaders[warp] & ((1u << lane) - 1));
     for (int w = 0; w < warp; ++w) tile += __popc(p.leaders[w]);
-    int32_t low = p.low[r], high = p.high[r];
+    int32_t low = p.low[r], high = p.high[r], inner_low = low, inner_high = high;
     int rows = 1;
     const auto starts_at = [&](int i) { return (p.starts[i / 32] >> (i % 32) & 1u) != 0; };
-    for (; rows < job.tile_rows && r + rows < job.rows && !starts_at(r + rows); ++rows)
+    for (; rows < job.tile_rows && r + rows < job.rows && !starts_at(r + rows); ++rows) {
       low = min(low, p.low[r + rows]), high = max(high, p.high[r + rows]);
+      inner_low = max(inner_low, p.low[r + rows]), inner_high = min(inner_high, p.high[r + rows]);
+    }
+    p.tile_high[tile] = high, p.inner_low[tile] = inner_low, p.inner_high[tile] = inner_high;
     p.tile_row[tile] = static_cast<int16_t>(r), p.tile_rows[tile] = static_cast<uint8_t>(rows);
     p.tile_low[tile] = low & ~(kTileKeys - 1);
     p.before[tile] = static_cast<uint32_t>((int64_t{high} - p.tile_low[tile] + kTileKeys - 1) / kTileKeys);

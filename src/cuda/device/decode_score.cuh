@@ -17,7 +17,8 @@ struct Kept {
   uint32_t count;
   uint32_t least;  ///< of a list: keys below cannot win any more
   int32_t first, last;
-  uint32_t live, nans, unreadable;
+  uint32_t live, unreadable;
+  uint32_t nans;  ///< of a list; else they are counted behind the scoring
   BinRange range;
   int row, tile_row;  ///< of the launch, and of the tile
 
@@ -93,30 +94,37 @@ __device__ inline void set_range(DecodeShared& s, int group, int r, int row, uin
   s.ranges[group][r] = range_of(all, topk, int64_t{s.plan.high[row]} - s.plan.low[row]);
 }
 
-/// Keeps a lane's key of one row. entry: its place if all are kept.
-__device__ __forceinline__ void keep_key(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, bool live,
+__device__ __forceinline__ void add_to_bin(uint32_t* bins, const BinRange& range, float score) {
+  const int bin = range.bin(score);
+  if (bin > 0) atomicAdd(bins + bin, 1u);
+}
+
+/// Keeps a lane's key of one row, one of those that all are live; entry: its place if all are kept.
+__device__ __forceinline__ void keep_live(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, float score,
+                                          uint32_t entry) {
+  if (!owner) return;
+  add_to_bin(bins, range, score);
+  kept.keys[entry] = key_of(score);
+}
+/// Keeps any lane's key of one row. By a whole warp.
+__device__ __forceinline__ void keep_any(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, bool live,
                                          bool unreadable, float score, uint32_t entry, int32_t position) {
-  const uint32_t key = live ? key_of(score) : kNotLive;
-  if (live) {
-    const int bin = range.bin(score);
-    if (bin > 0) atomicAdd(bins + bin, 1u);
-  }
-  const uint32_t lives = __ballot_sync(~0u, live), nans = __ballot_sync(~0u, key == kNanKey),
-                 unread = __ballot_sync(~0u, unreadable);
-  const uint32_t lane = threadIdx.x & 31;
-  if (lane == 0) {
-    atomicAdd(&kept.live, static_cast<uint32_t>(__popc(lives)));
-    if (nans != 0) atomicAdd(&kept.nans, static_cast<uint32_t>(__popc(nans)));
-    if (unread != 0) atomicAdd(&kept.unreadable, static_cast<uint32_t>(__popc(unread)));
-  }
+  const uint32_t key = live ? key_of(score) : kNotLive, lane = threadIdx.x & 31;
+  if (live) add_to_bin(bins, range, score);
+  const uint32_t lives = __ballot_sync(~0u, live), unread = __ballot_sync(~0u, unreadable);
+  if (lane == 0) atomicAdd(&kept.live, static_cast<uint32_t>(__popc(lives)));
+  if (lane == 0 && unread != 0) atomicAdd(&kept.unreadable, static_cast<uint32_t>(__popc(unread)));
   if (kept.positions == nullptr) {
     if (owner) kept.keys[entry] = key;
     return;
   }
+  const uint32_t nans = __ballot_sync(~0u, key == kNanKey);
+  if (lane == 0 && nans != 0) atomicAdd(&kept.nans, static_cast<uint32_t>(__popc(nans)));
   const bool stays = live && key >= kept.least;
   const uint32_t mask = __ballot_sync(~0u, stays);
+  if (mask == 0) return;
   uint32_t at = 0;
-  if (lane == 0 && mask != 0) at = atomicAdd(&kept.count, static_cast<uint32_t>(__popc(mask)));
+  if (lane == 0) at = atomicAdd(&kept.count, static_cast<uint32_t>(__popc(mask)));
   at = __shfl_sync(~0u, at, 0) + __popc(mask & ((1u << lane) - 1));
   if (stays) kept.keys[at] = key, kept.positions[at] = position;
 }
