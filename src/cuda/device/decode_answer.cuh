@@ -20,24 +20,34 @@ __device__ inline uint2* shares_of(const DecodeJob& job, const Kept& k) {
 /// The row's interval, and this block's share of it told. bins: of this row, or room for them.
 __device__ __noinline__ void ask_row(const DecodeJob& job, DecodeShared& s, int slot, int r, uint32_t* bins) {
   Kept& k = s.kept[slot][r];
-  OpenRow open = s.open[slot][r];
-  open.meeting.wait();
-  open.in = find_interval(s, k, open.meeting, bins, bins_of(job, k), static_cast<uint32_t>(job.look.topk));
-  if (open.in.by_number()) refine(s, k, open.meeting, bins, bins_of(job, k), open.index == 0, open.in);
-  open.own = share_of_interval(s, k, open.meeting, open.in, candidates_of(job, k));
-  if (threadIdx.x == 0 && !open.meeting.alone()) __stcg(shares_of(job, k) + open.index, open.own);
-  open.meeting.arrive();
-  if (threadIdx.x == 0) s.open[slot][r] = open;
+  OpenRow& shared = s.open[slot][r];
+  Meeting meeting = shared.meeting;
+  const uint32_t index = shared.index;
+  meeting.wait();
+  Interval in = find_interval(s, k, meeting, bins, bins_of(job, k), static_cast<uint32_t>(job.look.topk));
+  if (in.many()) narrow(s, k, meeting, bins, bins_of(job, k), index == 0, in);
+  const uint2 own = share_of_interval(s, k, shared, meeting, in, candidates_of(job, k));
+  if (threadIdx.x == 0 && !meeting.alone()) __stcg(shares_of(job, k) + index, own);
+  meeting.arrive();
+  if (threadIdx.x == 0) shared.meeting = meeting, shared.in = in, shared.own = own;
   __syncthreads();
 }
 
-/// Sums of the shares of the blocks before.
-__device__ inline uint2 shares_before(const DecodeJob& job, DecodeShared& s, const Kept& k, uint32_t index) {
-  if (threadIdx.x == 0) s.above = s.inside = 0;
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < index; i += kDecodeThreads) {
-    const uint2 share = __ldcg(shares_of(job, k) + i);
-    atomicAdd(&s.above, share.x), atomicAdd(&s.inside, share.y);
+/// Sums of the shares of the blocks before, and all candidates. Ends with a barrier.
+__device__ __forceinline__ uint2 collect(const DecodeJob& job, DecodeShared& s, const Kept& k, const OpenRow& open) {
+  const bool shared = !open.meeting.alone();
+  if (threadIdx.x < 32) {
+    uint2 sum{0, 0};
+    for (uint32_t i = threadIdx.x; shared && i < open.index; i += 32) {
+      const uint2 share = __ldcg(shares_of(job, k) + i);
+      sum.x += share.x, sum.y += share.y;
+    }
+    sum = {__reduce_add_sync(~0u, sum.x), __reduce_add_sync(~0u, sum.y)};
+    if (threadIdx.x == 0) s.above = sum.x, s.inside = sum.y, s.tied = 0;
+  } else {
+    const uint32_t i = threadIdx.x - 32;
+    const auto* all = reinterpret_cast<const unsigned long long*>(candidates_of(job, k));
+    if (shared && !open.in.many() && i < open.in.inside) s.candidates[i] = __ldcg(all + i);
   }
   __syncthreads();
   return {s.above, s.inside};
@@ -47,26 +57,28 @@ __device__ inline uint2 shares_before(const DecodeJob& job, DecodeShared& s, con
 __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, int slot, int r, uint32_t* room,
                                         uint32_t room_words) {
   Kept& k = s.kept[slot][r];
-  const OpenRow open = s.open[slot][r];
+  const OpenRow& open = s.open[slot][r];
+  const Interval in = open.in;
   open.meeting.wait();
-  const uint2 before = open.meeting.alone() ? uint2{0, 0} : shares_before(job, s, k, open.index);
-  const uint64_t* candidates = open.meeting.alone() ? s.candidates : candidates_of(job, k);
-  const Verdict v = judge(s, k, open.in, open.own, before, candidates);
-  const int64_t row = job.first_row + k.row;
-  const Window w = window_of(job.look.rows, row, job.look.keys.count);
-  const RowWriter writer(job.emission, row, static_cast<int32_t>(w.request), w.start);
+  const uint2 before = collect(job, s, k, open);
+  Verdict v = judge(s, in, open.own, before);
+  const RowWriter all(job.emission, job.first_row + k.row, s.plan.request[k.row], s.plan.start[k.row]);
+  const AnswerWriter writer(all);
   if (k.positions == nullptr) {
-    write_all(s, k, v, writer);
+    write_all(s, k, open, in, v, writer);
   } else {
+    if (in.bin >= 0 && !in.many()) v.base += winners_before(s, in, v, k.first);
     write_list(s, k, v, writer, room, room_words);
   }
-  if (open.index == 0) writer.fill(v.count);
-  const bool scored = open.in.live > static_cast<uint32_t>(job.look.topk) || job.look.needs_scores;
-  if (threadIdx.x == 0 && scored) {
-    count(job.look.stats, kNanScores, k.nans);
-    if (open.index == 0) count(job.look.stats, kScoredKeys, open.in.live);
-    if (open.index == 0) count(job.look.stats, kTiedCuts, s.tied);
+  __syncthreads();
+  if (open.index == 0) {
+    if (v.count < static_cast<uint32_t>(job.look.topk) || job.emission.out.counts.data != nullptr) all.fill(v.count);
+    if (job.look.stats != nullptr && threadIdx.x == 0 && (in.bin >= 0 || job.look.needs_scores)) {
+      count(job.look.stats, kScoredKeys, in.live);
+      count(job.look.stats, kTiedCuts, s.tied);
+    }
   }
+  if (threadIdx.x == 0 && (in.bin >= 0 || job.look.needs_scores)) count(job.look.stats, kNanScores, k.nans);
   __syncthreads();
 }
 
@@ -76,14 +88,13 @@ __device__ __noinline__ void settle_rows(const DecodeJob& job, DecodeShared& s, 
 #pragma unroll 1
   for (int r = 0; r < rows; ++r) {
     Kept& k = s.kept[slot][r];
-    OpenRow open{
-        Meeting(job.exchange.rows + k.row, g.last_block - g.first_block + 1), {}, {}, blockIdx.x - g.first_block};
+    Meeting meeting(job.exchange.rows + k.row, g.last_block - g.first_block + 1);
     if (g.shared()) {
       add_bins(bins + r * kDecodeBins, bins_of(job, k));
       if (threadIdx.x == 0) atomicAdd(&job.exchange.rows[k.row].live, k.live);
-      open.meeting.arrive();
+      meeting.arrive();
     }
-    if (threadIdx.x == 0) s.open[slot][r] = open;
+    if (threadIdx.x == 0) s.open[slot][r].meeting = meeting, s.open[slot][r].index = blockIdx.x - g.first_block;
     __syncthreads();
     if (g.shared()) continue;
     ask_row(job, s, slot, r, bins + r * kDecodeBins);
@@ -96,9 +107,7 @@ __device__ __noinline__ void answer_unscored(const DecodeJob& job, DecodeShared&
   const DecodePlan& p = s.plan;
   for (int r = blockIdx.x; r < job.rows; r += gridDim.x) {
     if (p.scored[r]) continue;
-    const int64_t row = job.first_row + r;
-    const Window w = window_of(job.look.rows, row, job.look.keys.count);
-    const RowWriter writer(job.emission, row, static_cast<int32_t>(w.request), w.start);
+    const RowWriter writer(job.emission, job.first_row + r, p.request[r], p.start[r]);
     uint32_t placed = 0, unreadable = 0;
     const int64_t low = p.low[r], high = p.high[r];
     for (int64_t base = low; base < high; base += kDecodeThreads) {

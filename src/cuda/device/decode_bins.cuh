@@ -19,9 +19,12 @@ struct BinRange {
   __device__ __forceinline__ int bin_of_key(uint32_t key) const { return bin(score_of_key(key)); }
 };
 
+/// No key of the order of a score is as large.
+constexpr uint32_t kPastInfinity = 0xFF800001u;
+
 /// What a sample of finite scores adds up to.
 struct Moments {
-  double sum, squares;
+  float sum, squares;
   int count;
 };
 
@@ -29,9 +32,8 @@ struct Moments {
 /// functions do: any bounds are right.
 __device__ inline BinRange range_of(const Moments& m, uint32_t k, int64_t n) {
   if (m.count == 0) return {0.0f, 1.0f};
-  const double each = static_cast<double>(__frcp_rn(static_cast<float>(m.count))), average = m.sum * each;
-  const float mean = static_cast<float>(average);
-  const float variance = static_cast<float>(m.squares * each - average * average);
+  const float each = __frcp_rn(static_cast<float>(m.count)), mean = m.sum * each;
+  const float variance = m.squares * each - mean * mean;
   float deviation = variance > 0.0f ? variance * rsqrtf(variance) : 0.0f;
   deviation = fmaxf(deviation, fmaxf(fabsf(mean) * 1e-5f, 1e-30f));
   const float p = fminf(fmaxf(static_cast<float>(k) * __frcp_rn(static_cast<float>(n)), 1e-6f), 1.0f - 1e-6f);
@@ -47,7 +49,7 @@ __device__ inline BinRange range_of(const Moments& m, uint32_t k, int64_t n) {
 /// The smallest key of the order in bin `bin` or above; one past +inf's if none is. By one whole warp.
 __device__ __noinline__ uint32_t first_key_of_bin(const BinRange& range, int bin) {
   const uint32_t lane = threadIdx.x & 31;
-  constexpr uint64_t kEnd = 0xFF800001u;  // +inf is the last real key
+  constexpr uint64_t kEnd = kPastInfinity;
   uint64_t first = kNanKey, count = kEnd - kNanKey;
   if (bin <= 0) return kNanKey;
   while (true) {

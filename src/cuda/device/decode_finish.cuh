@@ -10,6 +10,41 @@
 
 namespace topkey::cuda {
 
+/// A warp's part of entries that are a multiple of 64 in number, or of any list.
+struct Part {
+  uint32_t first, last;
+  __device__ explicit Part(uint32_t count) {
+    constexpr uint32_t kWarps = kDecodeThreads / 32;
+    const uint32_t each = ((count + 31) / 32 + kWarps - 1) / kWarps * 32;
+    first = min(count, threadIdx.x / 32 * each), last = min(count, first + each);
+  }
+};
+
+/// Answers of one row. What most callers want, positions and nothing else, takes few instructions.
+struct AnswerWriter {
+  const RowWriter& all;
+  int32_t* indices;  ///< null: everything through `all`
+  int64_t step, add;
+
+  __device__ AnswerWriter(const RowWriter& writer) : all(writer), indices(nullptr), step(0), add(0) {
+    const Selection& out = writer.e.out;
+    if (out.slots.data != nullptr || out.scores.data != nullptr || writer.e.shard.world_size > 1 ||
+        out.indices.data == nullptr)
+      return;
+    indices = element<int32_t>(out.indices, writer.row), step = out.indices.stride[1], add = writer.base - writer.start;
+  }
+  __device__ __forceinline__ void put(uint32_t j, int32_t position, uint32_t key) const {
+    if (indices != nullptr) {
+      indices[j * step] = static_cast<int32_t>(position + add);
+    } else {
+      put_all(all, j, position, score_of_key(key));
+    }
+  }
+  __device__ __noinline__ static void put_all(const RowWriter& writer, uint32_t j, int32_t position, float score) {
+    writer.put(j, position, score);
+  }
+};
+
 /// f(key, entry) for all kept keys of a row.
 template <class F>
 __device__ void each_kept(const Kept& k, const F& f) {
@@ -30,12 +65,19 @@ __device__ inline void add_bins(const uint32_t* own, uint32_t* of_row) {
   }
 }
 
-/// Narrows an interval of too many keys until they fit, or are equal.
-__device__ __noinline__ void refine(DecodeShared& s, const Kept& kept, Meeting& meeting, uint32_t* bins,
+/// The interval of a bin that holds too many keys, narrowed until they fit, all win, or are equal. bins: room.
+__device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Meeting& meeting, uint32_t* bins,
                                     uint32_t* of_row, bool first_block, Interval& in) {
-  while (in.by_number() && in.low < in.high) {
-    const uint32_t width = in.high - in.low;
-    const int shift = max(0, 22 - __clz(static_cast<int>(width)));  // width >> shift < 1024
+  const int warp = threadIdx.x / 32;
+  if (warp < 2) {
+    const bool open = warp == 1 && in.bin == kDecodeBins - 1;
+    const uint32_t edge = open ? kPastInfinity : first_key_of_bin(kept.range, in.bin + warp);
+    if (threadIdx.x % 32 == 0) s.edges[warp] = edge;
+  }
+  __syncthreads();
+  in.low = s.edges[0], in.high = s.edges[1] - 1, in.by_keys = true;
+  while (in.ties() && in.low < in.high) {
+    const int shift = max(0, 22 - __clz(static_cast<int>(in.high - in.low)));  // width >> shift < 1024
     if (!meeting.alone()) {
       meeting.meet();  // nobody reads the bins of the round before any more
       for (int b = threadIdx.x; first_block && b < kDecodeBins; b += kDecodeThreads) __stcg(of_row + b, 0u);
@@ -59,121 +101,139 @@ __device__ __noinline__ void refine(DecodeShared& s, const Kept& kept, Meeting& 
   }
 }
 
-/// Behind the first meeting: the interval of the k-th best.
-__device__ inline Interval find_interval(DecodeShared& s, const Kept& kept, const Meeting& meeting,
-                                         const uint32_t* bins, const uint32_t* of_row, uint32_t topk) {
+/// Behind the first meeting: the bin of the k-th best.
+__device__ __forceinline__ Interval find_interval(DecodeShared& s, const Kept& kept, const Meeting& meeting,
+                                                  const uint32_t* bins, const uint32_t* of_row, uint32_t topk) {
   Interval in{};
   in.live = meeting.alone() ? kept.live : __ldcg(&meeting.row()->live);
-  in.wanted = min(topk, in.live);
-  if (in.live <= topk) {
-    in.low = kNanKey, in.high = kForcedKey, in.inside = in.need = in.live;
-    return in;
-  }
+  in.wanted = min(topk, in.live), in.bin = -1;
+  if (in.live <= topk) return in;
   const Crossing c = find_crossing(meeting.alone() ? bins : of_row, in.live, topk, s.warps, &s.crossing);
-  const int warp = threadIdx.x / 32;
-  if (warp < 2) {
-    const bool open = warp == 1 && c.bin == kDecodeBins - 1;
-    const uint32_t edge = open ? 0xFF800001u : first_key_of_bin(kept.range, static_cast<int>(c.bin) + warp);
-    if (threadIdx.x % 32 == 0) s.edges[warp] = edge;
-  }
-  __syncthreads();
-  in.low = s.edges[0], in.high = s.edges[1] - 1;
+  in.bin = static_cast<int32_t>(c.bin);
   in.above = c.above, in.inside = c.inside, in.need = topk - c.above;
   return in;
 }
 
-/// How many keys this block has above the interval and inside; and which inside, if they are to be ranked.
-__device__ inline uint2 share_of_interval(DecodeShared& s, Kept& kept, const Meeting& meeting, const Interval& in,
-                                          uint64_t* candidates) {
-  if (threadIdx.x == 0) s.above = s.inside = s.number = 0;
+/// How many keys this block has above the interval and inside; and which inside, if they are to be ranked. Each warp
+/// walks over its part of the entries.
+__device__ __forceinline__ uint2 share_of_interval(DecodeShared& s, Kept& kept, OpenRow& of_row, const Meeting& meeting,
+                                                   const Interval& in, uint64_t* candidates) {
+  if (threadIdx.x == 0) s.inside = s.number = 0;
   __syncthreads();
-  const bool lists = !in.whole() && !in.by_number();
+  const Part part(kept.count);
+  const BinRange range = kept.range;
   uint32_t above = 0, inside = 0, nans = 0;
-  each_kept(kept, [&](uint32_t key, uint32_t i) {
-    nans += key == kNanKey, above += key > in.high;
-    if (key < in.low || key > in.high) return;
-    ++inside;
-    if (!lists) return;
-    const uint64_t entry = static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(kept.position(i));
+#pragma unroll 4
+  for (uint32_t i = part.first + (threadIdx.x & 31); i < part.last; i += 32) {
+    const uint32_t key = kept.keys[i];
+    const int bin = range.bin_of_key(key);
+    nans += key == kNanKey;
+    const bool over = in.by_keys ? key > in.high : bin > in.bin && key != kNotLive;
+    const bool within = in.by_keys ? key >= in.low && !over : bin == in.bin && key != kNotLive;
+    above += over, inside += within;
+    if (!within || in.many()) continue;
+    const uint64_t entry = ranked(key, kept.position(i));
     if (meeting.alone()) {
       s.candidates[atomicAdd(&s.number, 1u)] = entry;
     } else {
       __stcg(reinterpret_cast<unsigned long long*>(candidates) + atomicAdd(&meeting.row()->candidates, 1u), entry);
     }
-  });
+  }
   above = __reduce_add_sync(~0u, above), inside = __reduce_add_sync(~0u, inside);
-  if ((threadIdx.x & 31) == 0 && (above | inside) != 0) atomicAdd(&s.above, above), atomicAdd(&s.inside, inside);
+  if ((threadIdx.x & 31) == 0) of_row.above_of_warp[threadIdx.x / 32] = above;
+  if ((threadIdx.x & 31) == 0 && inside != 0) atomicAdd(&s.inside, inside);
   if (kept.positions == nullptr && nans != 0) atomicAdd(&kept.nans, nans);
   __syncthreads();
-  return {s.above, s.inside};
+  uint32_t sum = 0;
+#pragma unroll
+  for (int w = 0; w < kDecodeThreads / 32; ++w) sum += of_row.above_of_warp[w];
+  return {sum, s.inside};
 }
 
-/// Behind the second meeting. before: of the blocks before this one, sums of their shares.
-__device__ inline Verdict judge(DecodeShared& s, const Kept& kept, const Interval& in, uint2 own, uint2 before,
-                                const uint64_t* candidates) {
-  Verdict v{static_cast<uint64_t>(in.low) << 32, 0, 0, before.x + before.y, in.wanted};
-  if (threadIdx.x == 0) s.tied = 0;
-  if (in.whole()) {
-    __syncthreads();
-    return v;
-  }
-  if (in.by_number()) {
+/// Behind the second meeting. before: of the blocks before this one, sums of their shares. s.candidates holds them all
+/// behind the last barrier.
+__device__ __forceinline__ Verdict judge(DecodeShared& s, const Interval& in, uint2 own, uint2 before) {
+  Verdict v{uint64_t{kNanKey} << 32, 0, 0, before.x, in.wanted};
+  if (in.bin < 0) return v;
+  if (in.many()) {
+    v.base += min(before.y, in.need);
+    v.least = static_cast<uint64_t>(in.low) << 32;
+    if (!in.ties()) return v;
     const uint32_t left = in.need > before.y ? in.need - before.y : 0;
     v.least = (static_cast<uint64_t>(in.low) + 1) << 32;
     v.tie_key = in.low, v.tie_take = min(left, own.y);
-    v.base = before.x + min(before.y, in.need);
-    __syncthreads();
     if (threadIdx.x == 0) s.tied = 1;
-    __syncthreads();
     return v;
   }
   const uint32_t t = threadIdx.x;
-  if (candidates != s.candidates && t < in.inside)
-    s.candidates[t] = __ldcg(reinterpret_cast<const unsigned long long*>(candidates) + t);
-  if (t == 0) s.number = 0;
-  __syncthreads();
   if (t < in.inside) {
     const uint64_t mine = s.candidates[t];
     uint32_t better = 0;
+#pragma unroll 4
     for (uint32_t i = 0; i < in.inside; ++i) better += s.candidates[i] > mine;
     if (better == in.need - 1) s.cut = mine;
     if (better == in.need) s.edges[0] = static_cast<uint32_t>(mine >> 32);
-    const int32_t position = static_cast<int32_t>(~static_cast<uint32_t>(mine));
-    if (better < in.need && position < kept.first) atomicAdd(&s.number, 1u);
   }
   __syncthreads();
-  v.least = s.cut, v.base = before.x + s.number;
-  if (t == 0) s.tied = s.edges[0] == static_cast<uint32_t>(s.cut >> 32);
-  __syncthreads();
+  v.least = s.cut;
+  if (t == 0 && in.need < in.inside) s.tied = s.edges[0] == static_cast<uint32_t>(s.cut >> 32);
   return v;
 }
 
-/// Winners among all kept scores, in order. Each warp walks over its part twice: to count, and to write.
-__device__ inline void write_all(DecodeShared& s, const Kept& kept, const Verdict& v, const RowWriter& writer) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, warps = kDecodeThreads / 32;
-  const uint32_t part = (kept.count / 32 + warps - 1) / warps * 32;
-  const uint32_t first = warp * part, last = min(kept.count, first + part);
-  uint32_t wins = 0, ties = 0;
-  for (uint32_t i = first + lane; i < last; i += 32) {
+/// Keys inside an interval of too many, in the parts of the warps before.
+__device__ __noinline__ uint32_t count_inside(DecodeShared& s, const Kept& kept, const Interval& in, Part part) {
+  uint32_t inside = 0;
+  for (uint32_t i = part.first + (threadIdx.x & 31); i < part.last; i += 32)
+    inside += kept.keys[i] >= in.low && kept.keys[i] <= in.high;
+  inside = __reduce_add_sync(~0u, inside);
+  if ((threadIdx.x & 31) == 0) s.warps[threadIdx.x / 32] = inside;
+  __syncthreads();
+  uint32_t before = 0;
+  for (uint32_t w = 0; w < threadIdx.x / 32; ++w) before += s.warps[w];
+  return before;
+}
+
+/// How many of the candidates win and stand before a position; the same in all lanes of a warp.
+__device__ __forceinline__ uint32_t winners_before(const DecodeShared& s, const Interval& in, const Verdict& v,
+                                                   int32_t position) {
+  uint32_t count = 0;
+  for (uint32_t i = threadIdx.x & 31; i < in.inside; i += 32) {
+    const uint64_t entry = s.candidates[i];
+    count += entry >= v.least && static_cast<int32_t>(~static_cast<uint32_t>(entry)) < position;
+  }
+  return __reduce_add_sync(~0u, count);
+}
+
+/// Winners among all kept scores, in order; each warp those of its part.
+__device__ __forceinline__ void write_all(DecodeShared& s, const Kept& kept, const OpenRow& of_row, const Interval& in,
+                                          const Verdict& v, const AnswerWriter& writer) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31, below = (1u << lane) - 1;
+  const Part part(kept.count);
+  uint32_t at = v.base;
+  for (uint32_t w = 0; w < warp; ++w) at += of_row.above_of_warp[w];
+  const bool ranks = in.bin >= 0 && !in.many();
+  uint32_t tied = 0;
+  if (ranks) {
+    at += winners_before(s, in, v, kept.first + static_cast<int32_t>(part.first));
+  } else if (in.many()) {  // keys inside, of the parts before
+    const uint32_t inside = count_inside(s, kept, in, part);
+    at += in.ties() ? min(inside, v.tie_take) : inside;
+    tied = inside;
+  }
+#pragma unroll 2
+  for (uint32_t i = part.first + lane; i < part.last; i += 32) {
     const uint32_t key = kept.keys[i];
-    wins += v.wins(key, kept.first + static_cast<int32_t>(i)), ties += key == v.tie_key;
+    const int32_t position = kept.first + static_cast<int32_t>(i);
+    bool win = ranked(key, position) >= v.least;
+    if (v.tie_key != kNotLive) {
+      const uint32_t ties = __ballot_sync(~0u, key == v.tie_key);
+      win |= key == v.tie_key && tied + __popc(ties & below) < v.tie_take;
+      tied += __popc(ties);
+    }
+    const uint32_t wins = __ballot_sync(~0u, win);
+    if (win) writer.put(at + __popc(wins & below), position, key);
+    at += __popc(wins);
   }
-  wins = __reduce_add_sync(~0u, wins), ties = __reduce_add_sync(~0u, ties);
-  if (lane == 0) s.warps[warp] = wins, s.warps[16 + warp] = v.tie_key != kNotLive ? ties : 0;
-  __syncthreads();
-  uint32_t won = 0, tied = 0;
-  for (uint32_t w = 0; w < warp; ++w) won += s.warps[w], tied += s.warps[16 + w];
-  for (uint32_t i = first; i < last; i += 32) {
-    const uint32_t key = i + lane < last ? kept.keys[i + lane] : kNotLive;
-    const int32_t position = kept.first + static_cast<int32_t>(i + lane);
-    const bool win = key != kNotLive && v.wins(key, position), tie = key != kNotLive && key == v.tie_key;
-    const uint32_t win_mask = __ballot_sync(~0u, win), tie_mask = __ballot_sync(~0u, tie), below = (1u << lane) - 1;
-    const uint32_t number = tied + __popc(tie_mask & below);
-    if (win || (tie && number < v.tie_take))
-      writer.put(v.base + won + __popc(win_mask & below) + min(number, v.tie_take), position, score_of_key(key));
-    won += __popc(win_mask), tied += __popc(tie_mask);
-  }
-  __syncthreads();
 }
 
 }  // namespace topkey::cuda

@@ -148,7 +148,8 @@ __device__ void place_by_position(DecodeShared& s, const Kept& kept, uint32_t* r
   }
 }
 
-__device__ __noinline__ void write_list(DecodeShared& s, Kept& kept, const Verdict& v, const RowWriter& writer,
+template <class Writer>
+__device__ __noinline__ void write_list(DecodeShared& s, Kept& kept, const Verdict& v, const Writer& writer,
                                         uint32_t* room, uint32_t room_words) {
   if (v.tie_take > 0) {  // the equals that win, by position, are marked
     place_by_position(
@@ -165,7 +166,7 @@ __device__ __noinline__ void write_list(DecodeShared& s, Kept& kept, const Verdi
       s, kept, room, room_words, [&](uint32_t i) { return v.wins(kept.keys[i], kept.positions[i]); },
       [&](uint32_t number, uint32_t i) {
         const uint32_t key = kept.keys[i] == kForcedKey ? v.tie_key : kept.keys[i];
-        writer.put(v.base + number, kept.positions[i], score_of_key(key));
+        writer.put(v.base + number, kept.positions[i], key);
       });
 }
 

@@ -43,18 +43,23 @@ __device__ __noinline__ void load_key_by_key(const KeySource& source, const Deco
   const int32_t table_row = plan.table_row[plan.tile_row[step.tile]];
   const uint32_t thread = threadIdx.x % 128, chunk = thread % kChunks;
   if (thread == 0) keys.whole = false;
-#pragma unroll 1
-  for (uint32_t row = thread / kChunks; row < kTileKeys; row += kRows) {
+  KeyBytes bytes[kTileKeys / kRows];
+#pragma unroll
+  for (uint32_t i = 0; i < kTileKeys / kRows; ++i) {  // all lookups are under way before the first is used
+    const int32_t position = k.first + static_cast<int32_t>(thread / kChunks + i * kRows) * k.stride;
+    bytes[i] = {nullptr, nullptr};
+    if (position < high && position >= low) bytes[i] = find_key(source, table_row, position);
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kTileKeys / kRows; ++i) {
+    const uint32_t row = thread / kChunks + i * kRows;
     const int32_t position = k.first + static_cast<int32_t>(row) * k.stride;
-    const bool inside = position < high && position >= low;
-    KeyBytes bytes{nullptr, nullptr};
-    if (inside) bytes = find_key(source, table_row, position);
-    const bool readable = bytes.values != nullptr;
-    copy_16(shared_address(codes + chunk_at(row, chunk)), readable ? bytes.values + chunk * 16 : source.values,
+    const bool readable = bytes[i].values != nullptr;
+    copy_16(shared_address(codes + chunk_at(row, chunk)), readable ? bytes[i].values + chunk * 16 : source.values,
             readable ? 16 : 0);
     if (chunk != 0) continue;
-    copy_4(shared_address(keys.scale + row), readable ? bytes.scale : source.scales, readable ? 4 : 0);
-    keys.state[row] = readable ? kReadable : inside ? kUnreadable : kOutside;
+    copy_4(shared_address(keys.scale + row), readable ? bytes[i].scale : source.scales, readable ? 4 : 0);
+    keys.state[row] = readable ? kReadable : position < high && position >= low ? kUnreadable : kOutside;
   }
 }
 

@@ -17,8 +17,7 @@ class Meeting {
     ++steps_;
     __syncthreads();
     if (threadIdx.x == 0 && !alone()) {
-      __threadfence();
-      atomicAdd(&row_->arrived, 1u);
+      asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&row_->arrived) : "memory");
     }
   }
   /// For all arrivals of the steps so far. All blocks of the grid are resident (the launch is cooperative).
@@ -29,7 +28,6 @@ class Meeting {
       do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&row_->arrived) : "memory");
       } while (seen < target);
-      __threadfence();
     }
     __syncthreads();
   }
@@ -44,21 +42,24 @@ class Meeting {
   uint32_t blocks_, steps_;
 };
 
-/// The interval of keys of the order in which the k-th best lies.
+/// Where the k-th best of a row lies: in a bin, or, if that holds too many keys, in an interval of keys of the order.
 struct Interval {
-  uint32_t low, high;
+  int32_t bin;         ///< < 0: all live keys win
+  uint32_t low, high;  ///< of keys, if by_keys
+  bool by_keys;
   uint32_t above, inside, need;  ///< keys above, inside; of the latter that win
   uint32_t wanted, live;         ///< winners and live keys of the whole row
-  __device__ bool whole() const { return need == inside; }
-  /// All keys inside are equal, or nobody asks which of them wins.
-  __device__ bool by_number() const { return !whole() && inside > kDecodeCandidates; }
+  __device__ bool many() const { return inside > kDecodeCandidates; }
+  /// All keys inside are equal, and some of them win.
+  __device__ bool ties() const { return many() && need < inside; }
 };
 
 /// A row that other blocks share, between the steps.
 struct OpenRow {
   Meeting meeting;
   Interval in;
-  uint2 own;       ///< this block's share of the interval
+  uint2 own;  ///< this block's share of the interval
+  uint32_t above_of_warp[kDecodeThreads / 32];
   uint32_t index;  ///< of this block among those that share the row
 };
 

@@ -47,7 +47,8 @@ struct DecodeJob {
 
 struct DecodePlan {
   int32_t low[kDecodeRows], high[kDecodeRows];  ///< positions that a row looks at
-  int32_t table_row[kDecodeRows];
+  int32_t table_row[kDecodeRows], request[kDecodeRows];
+  int64_t start[kDecodeRows];
   bool scored[kDecodeRows];
   uint32_t before[kDecodeRows + 1];                         ///< units before a tile
   int32_t tile_low[kDecodeRows];                            ///< position of a tile's first unit, a multiple of 64
@@ -61,11 +62,16 @@ struct DecodePlan {
   uint32_t first_tile, last_tile;  ///< of this block, inclusive; none where first == last
 };
 
+/// So many units times blocks that products fit 32 bits.
+constexpr uint32_t kFewUnits = 1u << 24;
+
 /// The block that scores unit u.
 __device__ __forceinline__ uint32_t block_of(const DecodePlan& p, uint32_t u) {
+  if (p.units < kFewUnits) return ((u + 1) * p.working - 1) / p.units;
   return static_cast<uint32_t>(((u + 1ull) * p.working - 1) / p.units);
 }
 __device__ __forceinline__ uint32_t first_unit_of(const DecodePlan& p, uint32_t block) {
+  if (p.units < kFewUnits) return p.units * block / p.working;
   return static_cast<uint32_t>(static_cast<uint64_t>(p.units) * block / p.working);
 }
 
@@ -76,6 +82,7 @@ __device__ inline void look_at_decode_rows(const DecodeJob& job, DecodePlan& p) 
     int64_t skipped = 0;
     const RowFact f = window_fact(job.look, job.first_row + r, &skipped);
     p.low[r] = f.low, p.high[r] = f.high, p.table_row[r] = f.table_row;
+    p.start[r] = f.start, p.request[r] = f.request;
     p.scored[r] = f.n > 0 && (f.n > f.topk || job.look.needs_scores);
     if (blockIdx.x == 0) count(job.look.stats, kSkippedPages, static_cast<uint64_t>(skipped));
   }

@@ -73,7 +73,7 @@ __device__ __forceinline__ uint32_t own_key_of_unit() {
 }
 __device__ __forceinline__ bool owns_key_of_unit() { return (threadIdx.x & 2) == 0; }
 
-__device__ inline double add_lanes(double x) {
+__device__ inline float add_lanes(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
@@ -82,9 +82,9 @@ __device__ inline double add_lanes(double x) {
 /// Bounds of a row's bins, from the sample's score of each lane; the same in every block that shares the row. By a
 /// warpgroup; ready behind its next barrier.
 __device__ inline void add_sample(DecodeShared& s, int group, int r, bool live, float score) {
-  const bool counts = live && is_finite(score);
-  const double x = counts ? static_cast<double>(score) : 0.0;
-  const double sum = add_lanes(x), squares = add_lanes(x * x);
+  const bool counts = live && fabsf(score) < 1e18f;  // so that no square is infinite
+  const float x = counts ? score : 0.0f;
+  const float sum = add_lanes(x), squares = add_lanes(x * x);
   const int count = __popc(__ballot_sync(~0u, counts));
   if ((threadIdx.x & 31) == 0) s.moments[group][r][threadIdx.x % 128 / 32] = {sum, squares, count};
 }
