@@ -5,6 +5,7 @@
 // core; what a block finds of a row stays with it, and the blocks of a row settle the cut among them (device/
 // decode_finish.cuh). The launch is cooperative: blocks wait for each other, so all of them must run at once.
 #include <cooperative_groups.h>
+#include <cuda.h>
 
 #include "cuda/check.h"
 #include "cuda/decode_sm90.h"
@@ -18,7 +19,7 @@ namespace {
 /// Entries of a list that must be free for the next units, lest it be thinned.
 constexpr uint32_t kThinBelow = kTileKeys * (kDecodeGroups + 1);
 
-template <int kHeads, int kDim>
+template <int kHeads, int kDim, class Loader>
 class Decoder {
  public:
   __device__ Decoder(const DecodeJob& job, DecodeShared& s, const DecodeMemory& m)
@@ -26,15 +27,18 @@ class Decoder {
         s_(s),
         m_(m),
         group_(threadIdx.x / 128),
-        loader_(job, s.plan, m.codes + group_ * kDecodeStages * kTileKeys * kCodePitch, s.keys[group_]) {
-#pragma unroll
+        loader_(job, s.plan, {m.codes + group_ * kDecodeStages * kTileKeys * kCodePitch, s.keys[group_]}) {
+    begin_queries();
+    commit_copies();
+#pragma unroll 1
     for (int i = 0; i < kDecodeStages - 1; ++i) loader_.issue(i);
+    load_weights(s.plan.first_tile);
   }
 
   __device__ void score_slice(cooperative_groups::grid_group& grid,
                               cooperative_groups::grid_group::arrival_token&& token) {
     const DecodePlan& p = s_.plan;
-    load_queries(p.first_tile), load_queries(p.first_tile + 1);
+    load_queries(p.first_tile + 1);
     const uint32_t entries = (p.last - p.first) * kTileKeys * static_cast<uint32_t>(job_.tile_rows);
     all_kept_ = entries <= job_.words;
     uint32_t used = 0;
@@ -68,17 +72,28 @@ class Decoder {
  private:
   __device__ int rows_of(uint32_t tile) const { return s_.plan.tile_rows[tile]; }
 
-  /// Codes and weights of a tile's rows to its turn's buffer.
+  /// The first tile's codes travel with its first keys.
+  __device__ void begin_queries() {
+    const uint32_t tile = s_.plan.first_tile;
+    for (int r = 0; r < rows_of(tile); ++r)
+      copy_query<kHeads, kDim, kDecodeThreads>(job_.q, job_.first_row + s_.plan.tile_row[tile] + r, job_.heads,
+                                               q_of(0, r), threadIdx.x, job_.query_alignment);
+  }
+  __device__ void load_weights(uint32_t tile) {
+    const int turn = (tile - s_.plan.first_tile) & 1;
+    for (int r = 0; r < rows_of(tile); ++r)
+      load_weights_of<kHeads>(job_.q, job_.first_row + s_.plan.tile_row[tile] + r, job_.heads, weights_of(turn, r),
+                              threadIdx.x, kDecodeThreads);
+  }
+  /// Codes and weights of a later tile's rows to its turn's buffer.
   __device__ void load_queries(uint32_t tile) {
     if (tile <= s_.plan.last_tile) {
       const int turn = (tile - s_.plan.first_tile) & 1;
-      for (int r = 0; r < rows_of(tile); ++r) {
-        const int64_t row = job_.first_row + s_.plan.tile_row[tile] + r;
-        load_query<kHeads, kDim, kDecodeThreads>(job_.q, row, job_.heads, q_of(turn, r), weights_of(turn, r),
-                                                 threadIdx.x, job_.query_alignment);
-      }
+      for (int r = 0; r < rows_of(tile); ++r)
+        load_query<kHeads, kDim, kDecodeThreads>(job_.q, job_.first_row + s_.plan.tile_row[tile] + r, job_.heads,
+                                                 q_of(turn, r), weights_of(turn, r), threadIdx.x, job_.query_alignment);
+      fence_tensor_reads();
     }
-    fence_tensor_reads();
   }
   __device__ uint8_t* q_of(int turn, int r) const { return m_.q + (turn * job_.tile_rows + r) * kHeads * kCodePitch; }
   __device__ float* weights_of(int turn, int r) const { return m_.weights + (turn * job_.tile_rows + r) * kHeads; }
@@ -107,8 +122,8 @@ class Decoder {
   }
 
   /// Waits for the next step's keys, begins to copy those of another.
-  __device__ __forceinline__ void take_step() {
-    loader_.wait();
+  __device__ __forceinline__ void take_step(uint32_t tile, uint32_t unit) {
+    loader_.wait(stage_, phase_, tile, unit);
     loader_.issue(stage_ == 0 ? kDecodeStages - 1 : stage_ - 1);
   }
   __device__ __forceinline__ float score_step(int turn, int r) const {
@@ -116,14 +131,23 @@ class Decoder {
     return score_keys<kHeads, kDim>(codes, q_of(turn, r), weights_of(turn, r),
                                     s_.keys[group_][stage_].scale[own_key_of_unit()]);
   }
-  __device__ __forceinline__ void leave_step() { stage_ = stage_ == kDecodeStages - 1 ? 0 : stage_ + 1; }
+  __device__ __forceinline__ void leave_step() {
+    loader_.release(stage_);
+    phase_ ^= stage_ == kDecodeStages - 1;
+    stage_ = stage_ == kDecodeStages - 1 ? 0 : stage_ + 1;
+  }
 
-  /// The tile's sample gives its rows' bins their bounds.
+  /// The tile's sample gives its rows' bins their bounds. The barriers also make its queries visible.
   __device__ void score_sample(const Segment& g) {
-    take_step();
-    const StepKeys keys = keys_of_step(s_.plan, {g.tile, 0, true});
-    const int32_t position = keys.first + static_cast<int32_t>(own_key_of_unit()) * keys.stride;
-    const bool readable = owns_key_of_unit() && s_.keys[group_][stage_].state[own_key_of_unit()] == kReadable;
+    take_step(g.tile, sample_unit(s_.plan, g.tile, group_));
+    wait_copies<Loader::kPending>();  // the first tile's queries
+    fence_tensor_reads();
+    __syncthreads();
+    const StageKeys& keys = s_.keys[group_][stage_];
+    const uint32_t own = own_key_of_unit();
+    const int32_t position =
+        first_key_of_unit(s_.plan, g.tile, sample_unit(s_.plan, g.tile, group_)) + static_cast<int32_t>(own);
+    const bool readable = owns_key_of_unit() && (keys.whole || keys.state[own] == kReadable);
 #pragma unroll 1
     for (int r = 0; r < rows_of(g.tile); ++r) {
       const int row = s_.plan.tile_row[g.tile] + r;
@@ -131,12 +155,10 @@ class Decoder {
       add_sample(s_, group_, r, readable && position >= s_.plan.low[row] && position < s_.plan.high[row], score);
     }
     leave_step();
-    named_barrier(1 + group_, 128);
-    if (threadIdx.x % 128 < rows_of(g.tile)) {
-      const int r = threadIdx.x % 128;
-      set_range(s_, group_, r, s_.plan.tile_row[g.tile] + r, static_cast<uint32_t>(job_.look.topk));
-    }
-    named_barrier(1 + group_, 128);
+    __syncthreads();
+    if (threadIdx.x < rows_of(g.tile))
+      set_range(s_, threadIdx.x, s_.plan.tile_row[g.tile] + threadIdx.x, static_cast<uint32_t>(job_.look.topk));
+    __syncthreads();
   }
 
   /// Units [unit, end), of which this warpgroup takes every fourth. Returns the first that it did not take.
@@ -147,7 +169,7 @@ class Decoder {
     uint32_t live = 0;
     const uint32_t own = own_key_of_unit();
     for (; unit < end; unit += kDecodeGroups, first += kDecodeGroups * kTileKeys) {
-      take_step();
+      take_step(g.tile, unit);
       const StageKeys& keys = s_.keys[group_][stage_];
       const bool whole = all_kept_ && keys.whole && first >= inner_low && first + kTileKeys <= inner_high;
       const uint32_t entry = (unit - g.first) * kTileKeys + own;
@@ -157,7 +179,7 @@ class Decoder {
         const float score = score_step(turn, r);
         Kept& kept = s_.kept[slot][r];
         uint32_t* bins = m_.bins + r * kDecodeBins;
-        const BinRange range = s_.ranges[group_][r];
+        const BinRange range = s_.ranges[r];
         if (whole) {
           keep_live(kept, bins, range, owns_key_of_unit(), score, entry);
         } else {
@@ -169,7 +191,6 @@ class Decoder {
                    score, entry, position);
         }
       }
-      __syncwarp();
       leave_step();
     }
     if (threadIdx.x % 128 == 0 && live != 0) {
@@ -210,7 +231,7 @@ class Decoder {
     __syncthreads();
     if (threadIdx.x < rows_of(g.tile)) {
       Kept& k = s_.kept[slot][threadIdx.x];
-      k.range = s_.ranges[0][threadIdx.x];
+      k.range = s_.ranges[threadIdx.x];
       count(job_.look.stats, kSkippedPages, k.unreadable);
     }
     __syncthreads();
@@ -230,8 +251,9 @@ class Decoder {
   DecodeShared& s_;
   const DecodeMemory& m_;
   const int group_;
-  KeyLoader<kDim> loader_;
+  Loader loader_;
   int stage_ = 0;
+  uint32_t phase_ = 0;
   bool all_kept_ = true;
 };
 
@@ -251,7 +273,7 @@ constexpr size_t fixed_bytes(int tile_rows) {
          static_cast<size_t>(tile_rows) * (2 * kHeads * (kCodePitch + 4) + kDecodeBins * 4) + sizeof(DecodeShared) + 16;
 }
 
-template <int kHeads, int kDim>
+template <int kHeads, int kDim, class Loader>
 __global__ __launch_bounds__(kDecodeThreads, 1) void decode_fp8_sm90(const __grid_constant__ DecodeJob job) {
   extern __shared__ uint8_t memory[];
   DecodeMemory m;
@@ -262,15 +284,23 @@ __global__ __launch_bounds__(kDecodeThreads, 1) void decode_fp8_sm90(const __gri
   DecodeShared& s = *reinterpret_cast<DecodeShared*>(m.bins + job.tile_rows * kDecodeBins);
   m.scores = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(&s) + (sizeof(DecodeShared) + 15) / 16 * 16);
   cooperative_groups::grid_group grid = cooperative_groups::this_grid();
-  clear_exchange(job);
-  auto cleared = grid.barrier_arrive();
+  if (threadIdx.x < kDecodeGroups * kDecodeStages) {
+    StageKeys& keys = s.keys[threadIdx.x / kDecodeStages][threadIdx.x % kDecodeStages];
+    init_barrier(&keys.full, 1), init_barrier(&keys.empty, 4);
+    fence_tensor_reads();
+  }
   look_at_decode_rows(job, s.plan);
   make_tiles(job, s.plan);
   cut_units(s.plan);
   if (s.plan.first < s.plan.last) {
-    Decoder<kHeads, kDim> decoder(job, s, m);
+    Decoder<kHeads, kDim, Loader> decoder(job, s, m);
+    clear_exchange(job);  // while the first keys are on their way
+    auto cleared = grid.barrier_arrive();
     decoder.score_slice(grid, static_cast<decltype(cleared)&&>(cleared));
     decoder.finish_shared();
+  } else {
+    clear_exchange(job);
+    grid.barrier_arrive();
   }
   answer_unscored(job, s);
 }
@@ -279,20 +309,23 @@ struct Choice {
   void (*kernel)(DecodeJob);
   size_t (*bytes)(int tile_rows);
 };
-template <int kDim>
+template <int kDim, class Loader>
 Choice choose(int heads) {
   switch (padded_heads(heads)) {
-    case 32: return {decode_fp8_sm90<32, kDim>, fixed_bytes<32>};
-    case 64: return {decode_fp8_sm90<64, kDim>, fixed_bytes<64>};
-    default: return {decode_fp8_sm90<128, kDim>, fixed_bytes<128>};
+    case 32: return {decode_fp8_sm90<32, kDim, Loader>, fixed_bytes<32>};
+    case 64: return {decode_fp8_sm90<64, kDim, Loader>, fixed_bytes<64>};
+    default: return {decode_fp8_sm90<128, kDim, Loader>, fixed_bytes<128>};
   }
 }
 
 constexpr size_t kSharedOfHopper = 227 * 1024;
-#define TOPKEY_ENTRY(H, D) \
-  { reinterpret_cast<const void*>(&decode_fp8_sm90<H, D>), static_cast<int>(kSharedOfHopper) }
-const KernelEntry kEntries[] = {TOPKEY_ENTRY(32, 64),  TOPKEY_ENTRY(64, 64),  TOPKEY_ENTRY(128, 64),
-                                TOPKEY_ENTRY(32, 128), TOPKEY_ENTRY(64, 128), TOPKEY_ENTRY(128, 128)};
+#define TOPKEY_ENTRIES(D, Loader)                                                                            \
+  {reinterpret_cast<const void*>(&decode_fp8_sm90<32, D, Loader>), static_cast<int>(kSharedOfHopper)},       \
+      {reinterpret_cast<const void*>(&decode_fp8_sm90<64, D, Loader>), static_cast<int>(kSharedOfHopper)}, { \
+    reinterpret_cast<const void*>(&decode_fp8_sm90<128, D, Loader>), static_cast<int>(kSharedOfHopper)       \
+  }
+const KernelEntry kEntries[] = {TOPKEY_ENTRIES(64, KeyLoader<64>), TOPKEY_ENTRIES(128, KeyLoader<128>),
+                                TOPKEY_ENTRIES(128, BulkLoader)};
 
 constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
 constexpr int64_t kMostRows = 4096;  ///< more are another kernel's
@@ -323,11 +356,48 @@ Exchange exchange_in(void* workspace, int64_t rows) {
   return e;
 }
 
+using EncodeTensorMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+/// The driver's function; null if it has none. Asked for once, through the run-time library: nothing links the driver.
+EncodeTensorMap tensor_map_encoder() {
+  static const EncodeTensorMap encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess) cudaGetLastError();
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTensorMap>(found)
+                                                                         : nullptr;
+  }();
+  return encode;
+}
+
 bool shape_suits(const Shape& shape) {
   uint32_t words;
-  const Choice choice = choose<128>(static_cast<int>(shape.heads));
+  const Choice choice = choose<128, BulkLoader>(static_cast<int>(shape.heads));
   return shape.format == KeyFormat::fp8 && shape.rows <= kMostRows && shape.topk > 0 && shape.candidates < 0 &&
          shape.blocks == 0 && shape.keys < INT32_MAX - 256 && fit_tile(choice, shape.topk, 1, &words) > 0;
+}
+
+/// Boxes of 64 keys for bulk copies; false where the layout does not allow them, or the driver.
+bool make_boxes(const KeySource& keys, KeyBoxes* boxes) {
+  const bool aligned = reinterpret_cast<uintptr_t>(keys.scales) % 16 == 0 && keys.scale_step == 4;
+  if (keys.head_dim != 128 || !aligned || keys.count == 0 || (keys.paged && keys.page_size % kTileKeys != 0))
+    return false;
+  const cuuint64_t per_page = static_cast<cuuint64_t>(keys.paged ? keys.page_size : keys.count);
+  const cuuint64_t pages = static_cast<cuuint64_t>(keys.paged ? keys.num_pages : 1);
+  const cuuint64_t sizes[3] = {128, per_page, pages};
+  const cuuint64_t page_step = static_cast<cuuint64_t>(keys.paged ? keys.page_stride : keys.value_step * keys.count);
+  const cuuint64_t steps[2] = {static_cast<cuuint64_t>(keys.value_step), (page_step + 15) / 16 * 16};
+  const cuuint32_t box[3] = {128, kTileKeys, 1}, each[3] = {1, 1, 1};
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr || pages == 0) return false;
+  static_assert(sizeof(CUtensorMap) == sizeof(KeyBoxes));
+  return encode(reinterpret_cast<CUtensorMap*>(boxes), CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
+                const_cast<uint8_t*>(keys.values), sizes, steps, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -346,12 +416,16 @@ bool decode_suits(const Shape& shape, const KeySource& keys, const Query& q, con
 
 void decode(const LookParams& look, const Query& q, const Emission& emission, void* workspace, const Launch& launch) {
   const int heads = static_cast<int>(q.values.shape[1]);
-  const Choice choice = look.keys.head_dim == 64 ? choose<64>(heads) : choose<128>(heads);
+  DecodeJob job{};
+  const bool bulk = make_boxes(look.keys, &job.boxes);
+  const Choice choice = bulk                       ? choose<128, BulkLoader>(heads)
+                        : look.keys.head_dim == 64 ? choose<64, KeyLoader<64>>(heads)
+                                                   : choose<128, KeyLoader<128>>(heads);
   const bool by_request = look.rows.request.data != nullptr || look.rows.q_indptr.data != nullptr || !look.keys.paged;
   const int page_size = look.keys.page_size;
-  const int shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(page_size)) : -1;
-  const bool quick = !look.keys.paged || page_size % kTileKeys == 0;
-  DecodeJob job{look, q, emission, {}, 0, 0, heads, 1, alignment_of(q), shift, quick, 0};
+  job.look = look, job.q = q, job.emission = emission, job.heads = heads;
+  job.query_alignment = alignment_of(q);
+  job.page_shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(page_size)) : -1;
   const int wanted = by_request ? 2 : std::min(look.rows.next_n, 2);
   job.tile_rows = fit_tile(choice, look.topk, std::max(wanted, 1), &job.words);
   job.exchange = exchange_in(workspace, std::min<int64_t>(look.rows.count, kDecodeRows));

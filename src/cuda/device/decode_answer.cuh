@@ -62,8 +62,7 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
   open.meeting.wait();
   const uint2 before = collect(job, s, k, open);
   Verdict v = judge(s, in, open.own, before);
-  const RowWriter all(job.emission, job.first_row + k.row, s.plan.request[k.row], s.plan.start[k.row]);
-  const AnswerWriter writer(all);
+  const AnswerWriter writer(job, s, k.row);
   if (k.positions == nullptr) {
     write_all(s, k, open, in, v, writer);
   } else {
@@ -72,7 +71,8 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
   }
   __syncthreads();
   if (open.index == 0) {
-    if (v.count < static_cast<uint32_t>(job.look.topk) || job.emission.out.counts.data != nullptr) all.fill(v.count);
+    if (v.count < static_cast<uint32_t>(job.look.topk) || job.emission.out.counts.data != nullptr)
+      AnswerWriter::all(job, s, k.row).fill(v.count);
     if (job.look.stats != nullptr && threadIdx.x == 0 && (in.bin >= 0 || job.look.needs_scores)) {
       count(job.look.stats, kScoredKeys, in.live);
       count(job.look.stats, kTiedCuts, s.tied);

@@ -22,26 +22,33 @@ struct Part {
 
 /// Answers of one row. What most callers want, positions and nothing else, takes few instructions.
 struct AnswerWriter {
-  const RowWriter& all;
-  int32_t* indices;  ///< null: everything through `all`
-  int64_t step, add;
+  const DecodeJob& job;
+  const DecodeShared& s;
+  int row;
+  bool plain;
+  int32_t* indices;
+  int32_t add;
 
-  __device__ AnswerWriter(const RowWriter& writer) : all(writer), indices(nullptr), step(0), add(0) {
-    const Selection& out = writer.e.out;
-    if (out.slots.data != nullptr || out.scores.data != nullptr || writer.e.shard.world_size > 1 ||
-        out.indices.data == nullptr)
-      return;
-    indices = element<int32_t>(out.indices, writer.row), step = out.indices.stride[1], add = writer.base - writer.start;
+  __device__ AnswerWriter(const DecodeJob& j, const DecodeShared& shared, int r) : job(j), s(shared), row(r) {
+    const Selection& out = j.emission.out;
+    plain = out.slots.data == nullptr && out.scores.data == nullptr && j.emission.shard.world_size <= 1 &&
+            out.indices.data != nullptr && out.index_base.data == nullptr && out.indices.stride[1] == 1;
+    indices = plain ? element<int32_t>(out.indices, j.first_row + r, 0) : nullptr;
+    add = static_cast<int32_t>(-s.plan.start[r]);
   }
   __device__ __forceinline__ void put(uint32_t j, int32_t position, uint32_t key) const {
-    if (indices != nullptr) {
-      indices[j * step] = static_cast<int32_t>(position + add);
+    if (plain) {
+      indices[j] = position + add;
     } else {
-      put_all(all, j, position, score_of_key(key));
+      put_all(job, s, row, j, position, key);
     }
   }
-  __device__ __noinline__ static void put_all(const RowWriter& writer, uint32_t j, int32_t position, float score) {
-    writer.put(j, position, score);
+  __device__ static RowWriter all(const DecodeJob& job, const DecodeShared& s, int row) {
+    return RowWriter(job.emission, job.first_row + row, s.plan.request[row], s.plan.start[row]);
+  }
+  __device__ __noinline__ static void put_all(const DecodeJob& job, const DecodeShared& s, int row, uint32_t j,
+                                              int32_t position, uint32_t key) {
+    all(job, s, row).put(j, position, score_of_key(key));
   }
 };
 
@@ -131,19 +138,20 @@ __device__ __forceinline__ uint2 share_of_interval(DecodeShared& s, Kept& kept, 
     const bool over = in.by_keys ? key > in.high : bin > in.bin && key != kNotLive;
     const bool within = in.by_keys ? key >= in.low && !over : bin == in.bin && key != kNotLive;
     above += over, inside += within;
-    if (!within || in.many()) continue;
-    const uint64_t entry = ranked(key, kept.position(i));
-    if (meeting.alone()) {
-      s.candidates[atomicAdd(&s.number, 1u)] = entry;
-    } else {
-      __stcg(reinterpret_cast<unsigned long long*>(candidates) + atomicAdd(&meeting.row()->candidates, 1u), entry);
-    }
+    if (within && !in.many()) s.candidates[atomicAdd(&s.number, 1u)] = ranked(key, kept.position(i));
   }
   above = __reduce_add_sync(~0u, above), inside = __reduce_add_sync(~0u, inside);
   if ((threadIdx.x & 31) == 0) of_row.above_of_warp[threadIdx.x / 32] = above;
   if ((threadIdx.x & 31) == 0 && inside != 0) atomicAdd(&s.inside, inside);
   if (kept.positions == nullptr && nans != 0) atomicAdd(&kept.nans, nans);
   __syncthreads();
+  if (!meeting.alone() && !in.many() && threadIdx.x < 32 && s.number > 0) {  // one place for all of them
+    uint32_t at = 0;
+    if (threadIdx.x == 0) at = atomicAdd(&meeting.row()->candidates, s.number);
+    at = __shfl_sync(~0u, at, 0);
+    for (uint32_t i = threadIdx.x; i < s.number; i += 32)
+      __stcg(reinterpret_cast<unsigned long long*>(candidates) + at + i, s.candidates[i]);
+  }
   uint32_t sum = 0;
 #pragma unroll
   for (int w = 0; w < kDecodeThreads / 32; ++w) sum += of_row.above_of_warp[w];

@@ -82,7 +82,7 @@ __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const uint32_t*
   uint32_t next;
   if (c.bin > 0 && c.above + c.inside <= topk + (k.capacity - topk) / 2) {
     if (threadIdx.x < 32) {
-      const uint32_t edge = first_key_of_bin(s.ranges[0][k.tile_row], static_cast<int>(c.bin));
+      const uint32_t edge = first_key_of_bin(s.ranges[k.tile_row], static_cast<int>(c.bin));
       if (threadIdx.x == 0) s.edges[0] = edge;
     }
     __syncthreads();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The decode kernel's keys on their way to the tensor core: each warpgroup copies its own units, some ahead of the one
-// that it multiplies. A unit that lies whole in one page takes few instructions, and its page id is read one unit ahead,
-// so that no copy waits for its address; what is left (samples, edges, wild pages, odd page sizes) goes key by key.
+// that it multiplies. Where a unit lies in one page (or in dense rows) and all is aligned, one thread asks for it in one
+// bulk copy, its page id read one unit ahead; else all threads of the warpgroup copy, key by key.
 #pragma once
 #include "cuda/device/decode_plan.cuh"
 
@@ -10,50 +10,48 @@ namespace topkey::cuda {
 
 /// Of one warpgroup, one stage: where its 64 keys are, and what is beside their codes.
 struct StageKeys {
-  float scale[kTileKeys];
+  alignas(16) float scale[kTileKeys];
+  uint64_t full, empty;      ///< barriers of bulk copies
   uint8_t state[kTileKeys];  ///< kOutside, kReadable, kUnreadable; not set where whole
   bool whole;                ///< all readable
 };
 enum : uint8_t { kOutside, kReadable, kUnreadable };
 
-/// A step of a warpgroup: its tile's sample, or a unit.
+/// A step of a warpgroup: a unit, for the tile's sample or for its scores.
 struct Step {
   uint32_t tile, unit;
   bool sample;
 };
-
-/// Positions of a step's keys: first, first + stride, ...
-struct StepKeys {
-  int32_t first, stride;
-};
-__device__ __forceinline__ StepKeys keys_of_step(const DecodePlan& p, const Step& s) {
-  const int32_t low = p.tile_low[s.tile];
-  if (!s.sample) return {low + static_cast<int32_t>(s.unit - p.before[s.tile]) * kTileKeys, 1};
-  const int32_t stride = static_cast<int32_t>(p.before[s.tile + 1] - p.before[s.tile]);  // spread over all units
-  return {low + stride / 2, stride};
+/// The sample is four units, one a warpgroup, spread over the tile; the same for all blocks that share it.
+__device__ __forceinline__ uint32_t sample_unit(const DecodePlan& p, uint32_t tile, uint32_t group) {
+  const uint32_t first = p.before[tile], units = p.before[tile + 1] - first;
+  return first + static_cast<uint32_t>((uint64_t{units} * (2 * group + 1)) / (2 * kDecodeGroups));
+}
+__device__ __forceinline__ int32_t first_key_of_unit(const DecodePlan& p, uint32_t tile, uint32_t unit) {
+  return p.tile_low[tile] + static_cast<int32_t>(unit - p.before[tile]) * kTileKeys;
 }
 
-/// Begins to copy any step's keys.
+/// Begins to copy any unit's keys.
 template <int kDim>
 __device__ __noinline__ void load_key_by_key(const KeySource& source, const DecodePlan& plan, uint8_t* codes,
-                                             StageKeys& keys, Step step) {
+                                             StageKeys& keys, uint32_t tile, uint32_t unit) {
   constexpr uint32_t kChunks = kDim / 16, kRows = 128 / kChunks;
-  const StepKeys k = keys_of_step(plan, step);
-  const int32_t low = plan.tile_low[step.tile], high = plan.tile_high[step.tile];
-  const int32_t table_row = plan.table_row[plan.tile_row[step.tile]];
+  const int32_t first = first_key_of_unit(plan, tile, unit);
+  const int32_t low = plan.tile_low[tile], high = plan.tile_high[tile];
+  const int32_t table_row = plan.table_row[plan.tile_row[tile]];
   const uint32_t thread = threadIdx.x % 128, chunk = thread % kChunks;
   if (thread == 0) keys.whole = false;
   KeyBytes bytes[kTileKeys / kRows];
 #pragma unroll
   for (uint32_t i = 0; i < kTileKeys / kRows; ++i) {  // all lookups are under way before the first is used
-    const int32_t position = k.first + static_cast<int32_t>(thread / kChunks + i * kRows) * k.stride;
+    const int32_t position = first + static_cast<int32_t>(thread / kChunks + i * kRows);
     bytes[i] = {nullptr, nullptr};
     if (position < high && position >= low) bytes[i] = find_key(source, table_row, position);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kTileKeys / kRows; ++i) {
     const uint32_t row = thread / kChunks + i * kRows;
-    const int32_t position = k.first + static_cast<int32_t>(row) * k.stride;
+    const int32_t position = first + static_cast<int32_t>(row);
     const bool readable = bytes[i].values != nullptr;
     copy_16(shared_address(codes + chunk_at(row, chunk)), readable ? bytes[i].values + chunk * 16 : source.values,
             readable ? 16 : 0);
@@ -63,87 +61,148 @@ __device__ __noinline__ void load_key_by_key(const KeySource& source, const Deco
   }
 }
 
+/// Copies any unit's keys at once, for the whole warpgroup.
 template <int kDim>
-class KeyLoader {
+__device__ __noinline__ void bring(const KeySource& source, const DecodePlan& plan, uint8_t* codes, StageKeys& keys,
+                                   uint32_t tile, uint32_t unit) {
+  load_key_by_key<kDim>(source, plan, codes, keys, tile, unit);
+  commit_copies();
+  wait_copies<0>();
+  fence_tensor_reads();
+  named_barrier(1 + threadIdx.x / 128, 128);
+}
+
+/// Walks over a warpgroup's steps: of each tile its part of the sample, then its units.
+class StepWalk {
  public:
-  static constexpr int kChunks = kDim / 16, kRows = 128 / kChunks, kEach = kTileKeys / kRows;  ///< copies of a thread
-  static constexpr int kPending = kDecodeStages - 2;
-
-  /// codes, keys: of this warpgroup's stages.
-  __device__ KeyLoader(const DecodeJob& job, const DecodePlan& plan, uint8_t* codes, StageKeys* keys)
-      : job_(job), plan_(plan), codes_(codes), keys_(keys), group_(threadIdx.x / 128), at_{plan.first_tile, 0, true} {
-    const uint32_t thread = threadIdx.x % 128, chunk = thread % kChunks, row = thread / kChunks;
-    from_ = job.look.keys.values + row * job.look.keys.value_step + chunk * 16;
-    to_ = shared_address(codes + chunk_at(row, chunk));
-  }
-
-  /// Begins to copy the next step's keys to `stage`, if there is one. One group of copies a call.
-  __device__ __forceinline__ void issue(int stage) {
-    if (at_.tile <= plan_.last_tile) {
-      const KeySource& source = job_.look.keys;
-      const int32_t first =
-          plan_.tile_low[at_.tile] + static_cast<int32_t>(at_.unit - plan_.before[at_.tile]) * kTileKeys;
-      const bool there = !source.paged || (page_ >= 0 && page_ < source.num_pages);
-      const bool whole = there && job_.quick && !at_.sample && first + kTileKeys <= plan_.tile_high[at_.tile];
-      if (whole) {
-        const int32_t key = source.paged ? first - page_column_ * source.page_size : first;
-        const int64_t base = source.paged ? page_ * source.page_stride : 0;
-        const uint8_t* from = from_ + base + key * source.value_step;
-        const uint32_t to = to_ + stage * (kTileKeys * kCodePitch);
-#pragma unroll
-        for (int i = 0; i < kEach; ++i)  // rows a multiple of 8 apart have the same swizzle
-          copy_16(to + i * (kRows * kCodePitch), from + i * kRows * source.value_step, 16);
-        const uint32_t thread = threadIdx.x % 128;
-        if (thread < kTileKeys)
-          copy_4(shared_address(keys_[stage].scale + thread),
-                 source.scales + base + (key + static_cast<int32_t>(thread)) * source.scale_step, 4);
-        if (thread == 0) keys_[stage].whole = true;
-      } else {
-        load_key_by_key<kDim>(source, plan_, codes_ + stage * (kTileKeys * kCodePitch), keys_[stage], at_);
-      }
-      advance();
-    }
-    commit_copies();
-  }
-  /// The oldest issued step's keys are there, for the whole warpgroup; what was read of the step before is free.
-  __device__ __forceinline__ void wait() const {
-    wait_copies<kPending>();
-    fence_tensor_reads();
-    named_barrier(1 + group_, 128);
-  }
-
- private:
+  __device__ StepWalk(const DecodePlan& plan, uint32_t group)
+      : plan_(plan), group_(group), at_{plan.first_tile, sample_unit(plan, plan.first_tile, group), true} {}
+  __device__ __forceinline__ bool done() const { return at_.tile > plan_.last_tile; }
+  __device__ __forceinline__ const Step& at() const { return at_; }
   __device__ __forceinline__ void advance() {
     const uint32_t first = max(plan_.before[at_.tile], plan_.first), last = min(plan_.before[at_.tile + 1], plan_.last);
     const uint32_t next = at_.sample ? first + group_ : at_.unit + kDecodeGroups;
     if (next < last) {
       at_ = {at_.tile, next, false};
-      find_page();
     } else {
       at_ = {at_.tile + 1, 0, true};
+      if (!done()) at_.unit = sample_unit(plan_, at_.tile, group_);
     }
+  }
+
+ private:
+  const DecodePlan& plan_;
+  const uint32_t group_;
+  Step at_;
+};
+
+/// What a loader works with: one warpgroup's stages.
+struct Stages {
+  uint8_t* codes;
+  StageKeys* keys;
+};
+
+/// Any layout: all threads of the warpgroup copy.
+template <int kDim>
+class KeyLoader {
+ public:
+  static constexpr int kPending = kDecodeStages - 1;  ///< groups of copies under way behind wait() and issue()
+
+  __device__ KeyLoader(const DecodeJob& job, const DecodePlan& plan, const Stages& stages)
+      : job_(job), plan_(plan), stages_(stages), walk_(plan, threadIdx.x / 128) {}
+
+  /// Begins to copy the next step's keys to `stage`, if there is one. One group of copies a call.
+  __device__ __forceinline__ void issue(int stage) {
+    if (!walk_.done()) {
+      load_key_by_key<kDim>(job_.look.keys, plan_, stages_.codes + stage * (kTileKeys * kCodePitch),
+                            stages_.keys[stage], walk_.at().tile, walk_.at().unit);
+      walk_.advance();
+    }
+    commit_copies();
+  }
+  /// The oldest issued step's keys are there, for the whole warpgroup; what was read of the step before is free.
+  __device__ __forceinline__ void wait(int, uint32_t, uint32_t, uint32_t) const {
+    wait_copies<kDecodeStages - 2>();
+    fence_tensor_reads();
+    named_barrier(1 + threadIdx.x / 128, 128);
+  }
+  __device__ __forceinline__ void release(int) const {}
+
+ private:
+  const DecodeJob& job_;
+  const DecodePlan& plan_;
+  const Stages stages_;
+  StepWalk walk_;
+};
+
+/// Whole units in one page: one thread asks for them.
+class BulkLoader {
+ public:
+  static constexpr int kPending = 0;
+
+  __device__ BulkLoader(const DecodeJob& job, const DecodePlan& plan, const Stages& stages)
+      : job_(job),
+        plan_(plan),
+        stages_(stages),
+        walk_(plan, threadIdx.x / 128),
+        asks_(threadIdx.x % 128 == threadIdx.x / 128 * 32) {  // a warp of another quarter of the SM in each group
+    if (asks_) find_page();
+  }
+
+  __device__ __forceinline__ void issue(int stage) {
+    if (!asks_) return;
+    if (!walk_.done()) ask(stage);
+    if (stage == kDecodeStages - 1) used_ ^= 1;
+  }
+  /// The keys of `stage`, those of this unit, are there, or are brought.
+  __device__ __forceinline__ void wait(int stage, uint32_t phase, uint32_t tile, uint32_t unit) const {
+    wait_at(&stages_.keys[stage].full, phase);
+    if (!stages_.keys[stage].whole)
+      bring<128>(job_.look.keys, plan_, stages_.codes + stage * (kTileKeys * kCodePitch), stages_.keys[stage], tile,
+                 unit);
+  }
+  __device__ __forceinline__ void release(int stage) const {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive_at(&stages_.keys[stage].empty);
+  }
+
+ private:
+  __device__ __forceinline__ void ask(int stage) {
+    const KeySource& source = job_.look.keys;
+    StageKeys& keys = stages_.keys[stage];
+    const int32_t first = first_key_of_unit(plan_, walk_.at().tile, walk_.at().unit);
+    wait_at(&keys.empty, used_ ^ 1);
+    const bool whole = source.paged ? page_ >= 0 && page_ < source.num_pages : first + kTileKeys <= source.count;
+    keys.whole = whole;
+    if (whole) {
+      const int32_t key = source.paged ? first - page_column_ * source.page_size : first;
+      arrive_expecting(&keys.full, kTileKeys * (kCodePitch + 4));
+      copy_box(shared_address(stages_.codes + stage * (kTileKeys * kCodePitch)), &job_.boxes, 0, key, page_,
+               &keys.full);
+      copy_bulk(shared_address(keys.scale), source.scales + page_ * source.page_stride + int64_t{key} * 4,
+                kTileKeys * 4, &keys.full);
+    } else {
+      arrive_at(&keys.full);
+    }
+    walk_.advance();
+    find_page();
   }
   /// Of the unit that comes next. What is read is not looked at before then.
   __device__ __forceinline__ void find_page() {
     const KeySource& source = job_.look.keys;
     page_ = 0;
-    if (!source.paged || !job_.quick) return;
-    const uint32_t first = plan_.tile_low[at_.tile] + (at_.unit - plan_.before[at_.tile]) * kTileKeys;
+    if (!source.paged || walk_.done()) return;
+    const uint32_t first = static_cast<uint32_t>(first_key_of_unit(plan_, walk_.at().tile, walk_.at().unit));
     page_column_ = job_.page_shift >= 0 ? first >> job_.page_shift : first / static_cast<uint32_t>(source.page_size);
-    // Past the tile's end there may be no such column; then nothing asks for the page.
-    const bool there = static_cast<int32_t>(first) + kTileKeys <= plan_.tile_high[at_.tile];
-    if (there) page_ = *element<int32_t>(source.block_table, plan_.table_row[plan_.tile_row[at_.tile]], page_column_);
+    page_ = *element<int32_t>(source.block_table, plan_.table_row[plan_.tile_row[walk_.at().tile]], page_column_);
   }
-
   const DecodeJob& job_;
   const DecodePlan& plan_;
-  uint8_t* codes_;
-  StageKeys* keys_;
-  const uint32_t group_;
-  Step at_;
+  const Stages stages_;
+  StepWalk walk_;
+  const bool asks_;
+  uint32_t used_ = 0;  ///< parity of the stages' turns
   int32_t page_ = 0, page_column_ = 0;
-  const uint8_t* from_;  ///< this thread's first chunk of key 0
-  uint32_t to_;          ///< and where it goes in stage 0
 };
 
 }  // namespace topkey::cuda

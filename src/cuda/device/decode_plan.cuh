@@ -18,6 +18,11 @@ constexpr int kDecodeCandidates = 256;  ///< keys of the bin in question that bl
 /// Rows share keys where their windows end (and begin) no farther apart.
 constexpr int kDecodeApart = 1024;
 
+/// How bulk copies find 64 keys' codes (made by the driver, decode_sm90.cu).
+struct alignas(64) KeyBoxes {
+  uint64_t opaque[16];
+};
+
 /// What thread blocks tell each other of a row; all in the workspace.
 struct RowExchange {
   uint32_t arrived;     ///< blocks, once per step
@@ -33,6 +38,7 @@ struct Exchange {
 };
 
 struct DecodeJob {
+  KeyBoxes boxes;  ///< first: it wants the alignment
   LookParams look;
   Query q;
   Emission emission;
@@ -41,7 +47,6 @@ struct DecodeJob {
   int rows, heads, tile_rows;
   int query_alignment;
   int page_shift;  ///< log2 of the page size; -1: not a power of two
-  bool quick;      ///< pages, if any, hold whole units
   uint32_t words;  ///< 4 bytes each, for the scores that a block keeps
 };
 

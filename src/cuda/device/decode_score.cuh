@@ -31,7 +31,7 @@ struct DecodeShared {
   DecodePlan plan;
   StageKeys keys[kDecodeGroups][kDecodeStages];
   Moments moments[kDecodeGroups][kDecodeTileRows][4];
-  BinRange ranges[kDecodeGroups][kDecodeTileRows];
+  BinRange ranges[kDecodeTileRows];
   Kept kept[2][kDecodeTileRows];  ///< 0: of the first tile, which lower blocks share; 1: of the tile in work
   OpenRow open[2][kDecodeTileRows];
   uint32_t warps[32];
@@ -79,8 +79,7 @@ __device__ inline float add_lanes(float x) {
   return x;
 }
 
-/// Bounds of a row's bins, from the sample's score of each lane; the same in every block that shares the row. By a
-/// warpgroup; ready behind its next barrier.
+/// Bounds of a row's bins, from the sample's score of each lane; the same in every block that shares the row.
 __device__ inline void add_sample(DecodeShared& s, int group, int r, bool live, float score) {
   const bool counts = live && fabsf(score) < 1e18f;  // so that no square is infinite
   const float x = counts ? score : 0.0f;
@@ -88,10 +87,12 @@ __device__ inline void add_sample(DecodeShared& s, int group, int r, bool live, 
   const int count = __popc(__ballot_sync(~0u, counts));
   if ((threadIdx.x & 31) == 0) s.moments[group][r][threadIdx.x % 128 / 32] = {sum, squares, count};
 }
-__device__ inline void set_range(DecodeShared& s, int group, int r, int row, uint32_t topk) {
+__device__ inline void set_range(DecodeShared& s, int r, int row, uint32_t topk) {
   Moments all{0, 0, 0};
-  for (const Moments& m : s.moments[group][r]) all.sum += m.sum, all.squares += m.squares, all.count += m.count;
-  s.ranges[group][r] = range_of(all, topk, int64_t{s.plan.high[row]} - s.plan.low[row]);
+  for (int group = 0; group < kDecodeGroups; ++group) {
+    for (const Moments& m : s.moments[group][r]) all.sum += m.sum, all.squares += m.squares, all.count += m.count;
+  }
+  s.ranges[r] = range_of(all, topk, int64_t{s.plan.high[row]} - s.plan.low[row]);
 }
 
 __device__ __forceinline__ void add_to_bin(uint32_t* bins, const BinRange& range, float score) {

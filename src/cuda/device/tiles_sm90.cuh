@@ -44,6 +44,27 @@ __device__ __forceinline__ void move_chunk(uint8_t* to, const uint8_t* from, boo
   *reinterpret_cast<uint4*>(to) = codes;
 }
 
+/// Half the weights of one query row.
+template <int kHeads>
+__device__ __forceinline__ void load_weights_of(const Query& q, int64_t row, int heads, float* half_weights, int thread,
+                                                int threads) {
+  for (int h = thread; h < kHeads; h += threads) half_weights[h] = h < heads ? 0.5f * real(q.weights, row, h) : 0.0f;
+}
+
+/// Begins to copy the codes of all heads of one query row.
+template <int kHeads, int kDim, int kThreads>
+__device__ __forceinline__ void copy_query(const Query& q, int64_t row, int heads, uint8_t* codes, int thread,
+                                           int alignment) {
+  constexpr int kChunks = kDim / 16;
+  const uint8_t* values = static_cast<const uint8_t*>(q.values.data) + row * q.values.stride[0];
+  for (int i = thread; i < kHeads * kChunks; i += kThreads) {
+    const int head = i / kChunks, chunk = i % kChunks;
+    const bool present = head < heads;
+    copy_chunk(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
+               alignment);
+  }
+}
+
 /// Codes of all heads of one query row, and half its weights: by kThreads threads, of which this is `thread`. Behind a
 /// fence_tensor_reads() of each and a barrier.
 template <int kHeads, int kDim, int kThreads>
@@ -57,7 +78,7 @@ __device__ void load_query(const Query& q, int64_t row, int heads, uint8_t* code
     move_chunk(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
                alignment);
   }
-  for (int h = thread; h < kHeads; h += kThreads) half_weights[h] = h < heads ? 0.5f * real(q.weights, row, h) : 0.0f;
+  load_weights_of<kHeads>(q, row, heads, half_weights, thread, kThreads);
 }
 
 /// The largest of 16, 4 and 1 that divides the address and the steps between rows.
