@@ -7,6 +7,8 @@
 #include <cooperative_groups.h>
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/check.h"
 #include "cuda/decode_sm90.h"
 #include "cuda/device/decode_answer.cuh"
@@ -32,27 +34,21 @@ class Decoder {
     commit_copies();
 #pragma unroll 1
     for (int i = 0; i < kDecodeStages - 1; ++i) loader_.issue(i);
-    load_weights(s.plan.first_tile);
   }
 
-  __device__ void score_slice(cooperative_groups::grid_group& grid,
-                              cooperative_groups::grid_group::arrival_token&& token) {
+  __device__ void score_slice() {
     const DecodePlan& p = s_.plan;
+    load_weights(p.first_tile);
     load_queries(p.first_tile + 1);
     const uint32_t entries = (p.last - p.first) * kTileKeys * static_cast<uint32_t>(job_.tile_rows);
     all_kept_ = entries <= job_.words;
     uint32_t used = 0;
-    bool waited = false;
     for (uint32_t tile = p.first_tile; tile <= p.last_tile; ++tile) {
       const Segment g = segment_of(p, tile);
       const int slot = tile == p.first_tile && g.shared() ? 0 : 1;
       used += open_segment(g, slot, used);
       score_segment(g, slot);
       close_segment(g, slot);
-      if (!waited) {  // the exchange is cleared by all blocks
-        grid.barrier_wait(static_cast<cooperative_groups::grid_group::arrival_token&&>(token));
-        waited = true;
-      }
       settle_rows(job_, s_, g, slot, rows_of(g.tile), m_.bins);
       load_queries(tile + 2);
     }
@@ -117,7 +113,7 @@ class Decoder {
       s_.kept[slot][r] = k;
     }
     for (uint32_t b = threadIdx.x; b < rows * kDecodeBins; b += kDecodeThreads) m_.bins[b] = 0;
-    __syncthreads();
+    sync_scorers();
     return keys * rows;
   }
 
@@ -142,7 +138,7 @@ class Decoder {
     take_step(g.tile, sample_unit(s_.plan, g.tile, group_));
     wait_copies<Loader::kPending>();  // the first tile's queries
     fence_tensor_reads();
-    __syncthreads();
+    sync_scorers();
     const StageKeys& keys = s_.keys[group_][stage_];
     const uint32_t own = own_key_of_unit();
     const int32_t position =
@@ -155,10 +151,10 @@ class Decoder {
       add_sample(s_, group_, r, readable && position >= s_.plan.low[row] && position < s_.plan.high[row], score);
     }
     leave_step();
-    __syncthreads();
+    sync_scorers();
     if (threadIdx.x < rows_of(g.tile))
       set_range(s_, threadIdx.x, s_.plan.tile_row[g.tile] + threadIdx.x, static_cast<uint32_t>(job_.look.topk));
-    __syncthreads();
+    sync_scorers();
   }
 
   /// Units [unit, end), of which this warpgroup takes every fourth. Returns the first that it did not take.
@@ -212,29 +208,29 @@ class Decoder {
 
   /// Drops what cannot win from lists that are nearly full; then s.fit.
   __device__ void make_room(const Segment& g, int slot) {
-    __syncthreads();
+    sync_scorers();
     for (int r = 0; r < rows_of(g.tile); ++r) {
       Kept& k = s_.kept[slot][r];
       if (k.capacity - k.count < kThinBelow)  // the same in all threads
         thin_list(s_, k, m_.bins + r * kDecodeBins, static_cast<uint32_t>(job_.look.topk));
     }
-    __syncthreads();
+    sync_scorers();
     if (threadIdx.x == 0) {
       uint32_t most = 0;
       for (int r = 0; r < rows_of(g.tile); ++r) most = max(most, s_.kept[slot][r].count);
       s_.fit = (s_.kept[slot][0].capacity - most) / kTileKeys;
     }
-    __syncthreads();
+    sync_scorers();
   }
 
   __device__ void close_segment(const Segment& g, int slot) {
-    __syncthreads();
+    sync_scorers();
     if (threadIdx.x < rows_of(g.tile)) {
       Kept& k = s_.kept[slot][threadIdx.x];
       k.range = s_.ranges[threadIdx.x];
       count(job_.look.stats, kSkippedPages, k.unreadable);
     }
-    __syncthreads();
+    sync_scorers();
   }
 
   __device__ void answer_rows(const Segment& g, int slot) {
@@ -273,8 +269,39 @@ constexpr size_t fixed_bytes(int tile_rows) {
          static_cast<size_t>(tile_rows) * (2 * kHeads * (kCodePitch + 4) + kDecodeBins * 4) + sizeof(DecodeShared) + 16;
 }
 
+/// The warps apart: one thread of each asks for a warpgroup's keys, until the last. All threads of the grid meet once,
+/// when the exchange is cleared; the first keys are on their way by then.
+template <class Loader>
+__device__ void bring_keys(const DecodeJob& job, DecodeShared& s, const DecodeMemory& m, bool works) {
+  if constexpr (std::is_same_v<Loader, BulkLoader>) {
+    const uint32_t group = (threadIdx.x - kDecodeThreads) / 32;
+    const bool asks = works && threadIdx.x % 32 == 0;
+    BulkAsker asker(job, s.plan, {m.codes + group * kDecodeStages * kTileKeys * kCodePitch, s.keys[group]}, group);
+    for (int i = 0; asks && i < kDecodeStages && !asker.done(); ++i) asker.ask();
+    cooperative_groups::this_grid().sync();
+    while (asks && !asker.done()) asker.ask();
+  } else {
+    cooperative_groups::this_grid().sync();
+  }
+}
+
 template <int kHeads, int kDim, class Loader>
-__global__ __launch_bounds__(kDecodeThreads, 1) void decode_fp8_sm90(const __grid_constant__ DecodeJob job) {
+__device__ void run_scorers(const DecodeJob& job, DecodeShared& s, const DecodeMemory& m, bool works) {
+  if (works) {
+    Decoder<kHeads, kDim, Loader> decoder(job, s, m);
+    clear_exchange(job);
+    cooperative_groups::this_grid().sync();
+    decoder.score_slice();
+    decoder.finish_shared();
+  } else {
+    clear_exchange(job);
+    cooperative_groups::this_grid().sync();
+  }
+  answer_unscored(job, s);
+}
+
+template <int kHeads, int kDim, class Loader>
+__global__ __launch_bounds__(kDecodeAll, 1) void decode_fp8_sm90(const __grid_constant__ DecodeJob job) {
   extern __shared__ uint8_t memory[];
   DecodeMemory m;
   m.codes = align_tile(memory);
@@ -283,7 +310,6 @@ __global__ __launch_bounds__(kDecodeThreads, 1) void decode_fp8_sm90(const __gri
   m.bins = reinterpret_cast<uint32_t*>(m.weights + 2 * job.tile_rows * kHeads);
   DecodeShared& s = *reinterpret_cast<DecodeShared*>(m.bins + job.tile_rows * kDecodeBins);
   m.scores = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(&s) + (sizeof(DecodeShared) + 15) / 16 * 16);
-  cooperative_groups::grid_group grid = cooperative_groups::this_grid();
   if (threadIdx.x < kDecodeGroups * kDecodeStages) {
     StageKeys& keys = s.keys[threadIdx.x / kDecodeStages][threadIdx.x % kDecodeStages];
     init_barrier(&keys.full, 1), init_barrier(&keys.empty, 4);
@@ -292,17 +318,12 @@ __global__ __launch_bounds__(kDecodeThreads, 1) void decode_fp8_sm90(const __gri
   look_at_decode_rows(job, s.plan);
   make_tiles(job, s.plan);
   cut_units(s.plan);
-  if (s.plan.first < s.plan.last) {
-    Decoder<kHeads, kDim, Loader> decoder(job, s, m);
-    clear_exchange(job);  // while the first keys are on their way
-    auto cleared = grid.barrier_arrive();
-    decoder.score_slice(grid, static_cast<decltype(cleared)&&>(cleared));
-    decoder.finish_shared();
+  const bool works = s.plan.first < s.plan.last, scores = threadIdx.x < kDecodeThreads;
+  if (!scores) {
+    bring_keys<Loader>(job, s, m, works);
   } else {
-    clear_exchange(job);
-    grid.barrier_arrive();
+    run_scorers<kHeads, kDim, Loader>(job, s, m, works);
   }
-  answer_unscored(job, s);
 }
 
 struct Choice {
@@ -433,7 +454,7 @@ void decode(const LookParams& look, const Query& q, const Emission& emission, vo
     job.first_row = row, job.rows = static_cast<int>(std::min<int64_t>(look.rows.count - row, kDecodeRows));
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(launch.sms(), kMaxBlocks)));
-    config.blockDim = dim3(kDecodeThreads);
+    config.blockDim = dim3(kDecodeAll);
     config.dynamicSmemBytes = choice.bytes(job.tile_rows) + job.words * size_t{4};
     config.stream = launch.stream();
     cudaLaunchAttribute cooperative{};

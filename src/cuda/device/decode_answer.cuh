@@ -30,7 +30,7 @@ __device__ __noinline__ void ask_row(const DecodeJob& job, DecodeShared& s, int 
   if (threadIdx.x == 0 && !meeting.alone()) __stcg(shares_of(job, k) + index, own);
   meeting.arrive();
   if (threadIdx.x == 0) shared.meeting = meeting, shared.in = in, shared.own = own;
-  __syncthreads();
+  sync_scorers();
 }
 
 /// Sums of the shares of the blocks before, and all candidates. Ends with a barrier.
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint2 collect(const DecodeJob& job, DecodeShared& s, 
     const auto* all = reinterpret_cast<const unsigned long long*>(candidates_of(job, k));
     if (shared && !open.in.many() && i < open.in.inside) s.candidates[i] = __ldcg(all + i);
   }
-  __syncthreads();
+  sync_scorers();
   return {s.above, s.inside};
 }
 
@@ -69,7 +69,7 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
     if (in.bin >= 0 && !in.many()) v.base += winners_before(s, in, v, k.first);
     write_list(s, k, v, writer, room, room_words);
   }
-  __syncthreads();
+  sync_scorers();
   if (open.index == 0) {
     if (v.count < static_cast<uint32_t>(job.look.topk) || job.emission.out.counts.data != nullptr)
       AnswerWriter::all(job, s, k.row).fill(v.count);
@@ -79,7 +79,7 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
     }
   }
   if (threadIdx.x == 0 && (in.bin >= 0 || job.look.needs_scores)) count(job.look.stats, kNanScores, k.nans);
-  __syncthreads();
+  sync_scorers();
 }
 
 /// A tile that this block has alone is answered at once; of another, the block's share of the bins is told.
@@ -95,7 +95,7 @@ __device__ __noinline__ void settle_rows(const DecodeJob& job, DecodeShared& s, 
       meeting.arrive();
     }
     if (threadIdx.x == 0) s.open[slot][r].meeting = meeting, s.open[slot][r].index = blockIdx.x - g.first_block;
-    __syncthreads();
+    sync_scorers();
     if (g.shared()) continue;
     ask_row(job, s, slot, r, bins + r * kDecodeBins);
     answer_row(job, s, slot, r, bins + r * kDecodeBins, kDecodeBins);
@@ -115,15 +115,15 @@ __device__ __noinline__ void answer_unscored(const DecodeJob& job, DecodeShared&
       const bool inside = position < high;
       const bool live = inside && (!job.look.keys.paged || page_of(job.look.keys, p.table_row[r], position) >= 0);
       uint32_t total = 0;
-      const uint32_t at = placed + block_scan(live, s.warps, &total);
+      const uint32_t at = placed + scan_scorers(live, s.warps, &total);
       if (live) writer.put(at, position, 0.0f);
       unreadable += inside && !live;
       placed += total;
     }
     count(job.look.stats, kSkippedPages, unreadable);
-    __syncthreads();
+    sync_scorers();
     writer.fill(placed);
-    __syncthreads();
+    sync_scorers();
   }
 }
 

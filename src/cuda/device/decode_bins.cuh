@@ -80,7 +80,7 @@ __device__ __noinline__ Crossing find_crossing(const uint32_t* bins, uint32_t to
     own[b] = first + b == 0 ? 0 : __isShared(bins) ? bins[first + b] : __ldcg(bins + first + b);
     sum += own[b];
   }
-  uint32_t counted = 0, above = block_scan(sum, warps, &counted);
+  uint32_t counted = 0, above = scan_scorers(sum, warps, &counted);
   if (threadIdx.x == 0 && counted < k) *room = {0, counted, total - counted};
   if (above < k && k <= above + sum) {
 #pragma unroll
@@ -89,9 +89,9 @@ __device__ __noinline__ Crossing find_crossing(const uint32_t* bins, uint32_t to
       above += own[b];
     }
   }
-  __syncthreads();
+  sync_scorers();
   const Crossing found = *room;
-  __syncthreads();
+  sync_scorers();
   return found;
 }
 

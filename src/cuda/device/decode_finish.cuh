@@ -81,7 +81,7 @@ __device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Meeting& 
     const uint32_t edge = open ? kPastInfinity : first_key_of_bin(kept.range, in.bin + warp);
     if (threadIdx.x % 32 == 0) s.edges[warp] = edge;
   }
-  __syncthreads();
+  sync_scorers();
   in.low = s.edges[0], in.high = s.edges[1] - 1, in.by_keys = true;
   while (in.ties() && in.low < in.high) {
     const int shift = max(0, 22 - __clz(static_cast<int>(in.high - in.low)));  // width >> shift < 1024
@@ -90,13 +90,13 @@ __device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Meeting& 
       for (int b = threadIdx.x; first_block && b < kDecodeBins; b += kDecodeThreads) __stcg(of_row + b, 0u);
       meeting.meet();
     }
-    __syncthreads();
+    sync_scorers();
     for (int b = threadIdx.x; b < kDecodeBins; b += kDecodeThreads) bins[b] = 0;
-    __syncthreads();
+    sync_scorers();
     each_kept(kept, [&](uint32_t key, uint32_t) {
       if (key >= in.low && key <= in.high) atomicAdd(bins + ((key - in.low) >> shift), 1u);
     });
-    __syncthreads();
+    sync_scorers();
     if (!meeting.alone()) {
       add_bins(bins, of_row);
       meeting.meet();
@@ -126,7 +126,7 @@ __device__ __forceinline__ Interval find_interval(DecodeShared& s, const Kept& k
 __device__ __forceinline__ uint2 share_of_interval(DecodeShared& s, Kept& kept, OpenRow& of_row, const Meeting& meeting,
                                                    const Interval& in, uint64_t* candidates) {
   if (threadIdx.x == 0) s.inside = s.number = 0;
-  __syncthreads();
+  sync_scorers();
   const Part part(kept.count);
   const BinRange range = kept.range;
   uint32_t above = 0, inside = 0, nans = 0;
@@ -144,7 +144,7 @@ __device__ __forceinline__ uint2 share_of_interval(DecodeShared& s, Kept& kept, 
   if ((threadIdx.x & 31) == 0) of_row.above_of_warp[threadIdx.x / 32] = above;
   if ((threadIdx.x & 31) == 0 && inside != 0) atomicAdd(&s.inside, inside);
   if (kept.positions == nullptr && nans != 0) atomicAdd(&kept.nans, nans);
-  __syncthreads();
+  sync_scorers();
   if (!meeting.alone() && !in.many() && threadIdx.x < 32 && s.number > 0) {  // one place for all of them
     uint32_t at = 0;
     if (threadIdx.x == 0) at = atomicAdd(&meeting.row()->candidates, s.number);
@@ -182,7 +182,7 @@ __device__ __forceinline__ Verdict judge(DecodeShared& s, const Interval& in, ui
     if (better == in.need - 1) s.cut = mine;
     if (better == in.need) s.edges[0] = static_cast<uint32_t>(mine >> 32);
   }
-  __syncthreads();
+  sync_scorers();
   v.least = s.cut;
   if (t == 0 && in.need < in.inside) s.tied = s.edges[0] == static_cast<uint32_t>(s.cut >> 32);
   return v;
@@ -195,7 +195,7 @@ __device__ __noinline__ uint32_t count_inside(DecodeShared& s, const Kept& kept,
     inside += kept.keys[i] >= in.low && kept.keys[i] <= in.high;
   inside = __reduce_add_sync(~0u, inside);
   if ((threadIdx.x & 31) == 0) s.warps[threadIdx.x / 32] = inside;
-  __syncthreads();
+  sync_scorers();
   uint32_t before = 0;
   for (uint32_t w = 0; w < threadIdx.x / 32; ++w) before += s.warps[w];
   return before;

@@ -16,14 +16,14 @@ __device__ inline uint64_t kth_of_list(DecodeShared& s, const Kept& k, uint32_t 
   uint32_t* bins = reinterpret_cast<uint32_t*>(s.candidates);
   uint64_t prefix = 0;
   for (int shift = 56; shift >= 0; shift -= 8) {
-    __syncthreads();
+    sync_scorers();
     for (int b = threadIdx.x; b < 256; b += kDecodeThreads) bins[b] = 0;
-    __syncthreads();
+    sync_scorers();
     for (uint32_t i = threadIdx.x; i < k.count; i += kDecodeThreads) {
       const uint64_t entry = ranked(k.keys[i], k.positions[i]);
       if (shift == 56 || entry >> (shift + 8) == prefix) atomicAdd(bins + (entry >> shift & 255), 1u);
     }
-    __syncthreads();
+    sync_scorers();
     if (threadIdx.x < 32) {
       const int first = 255 - 8 * static_cast<int>(threadIdx.x);  // lane 0: the highest eight
       uint32_t sum = 0;
@@ -40,11 +40,11 @@ __device__ inline uint64_t kth_of_list(DecodeShared& s, const Kept& k, uint32_t 
         above += own;
       }
     }
-    __syncthreads();
+    sync_scorers();
     prefix = prefix << 8 | s.edges[0];
     wanted -= s.edges[1];
   }
-  __syncthreads();
+  sync_scorers();
   return prefix;
 }
 
@@ -62,14 +62,14 @@ __device__ inline void compact(DecodeShared& s, Kept& k, uint64_t least) {
       keys[e] = i < count ? k.keys[i] : kNotLive, positions[e] = i < count ? k.positions[i] : 0;
       if (keys[e] != kNotLive && ranked(keys[e], positions[e]) >= least) stay |= 1u << e;
     }
-    uint32_t at = kept + block_scan(__popc(stay), s.warps, &total);  // all have read before any writes
+    uint32_t at = kept + scan_scorers(__popc(stay), s.warps, &total);  // all have read before any writes
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       if (stay >> e & 1u) k.keys[at] = keys[e], k.positions[at] = positions[e], ++at;
     }
     kept += total;
   }
-  __syncthreads();
+  sync_scorers();
   if (threadIdx.x == 0) k.count = kept;
 }
 
@@ -85,7 +85,7 @@ __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const uint32_t*
       const uint32_t edge = first_key_of_bin(s.ranges[k.tile_row], static_cast<int>(c.bin));
       if (threadIdx.x == 0) s.edges[0] = edge;
     }
-    __syncthreads();
+    sync_scorers();
     next = s.edges[0];
     least = static_cast<uint64_t>(next) << 32;
   } else {
@@ -94,7 +94,7 @@ __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const uint32_t*
   }
   compact(s, k, least);
   if (threadIdx.x == 0) k.least = max(k.least, next);
-  __syncthreads();
+  sync_scorers();
 }
 
 /// Which of a block's kept keys win, and where its winners go.
@@ -121,30 +121,30 @@ __device__ void place_by_position(DecodeShared& s, const Kept& kept, uint32_t* r
         static_cast<uint32_t>(min(static_cast<long long>(words) * 32, static_cast<long long>(kept.last - base)));
     const uint32_t used = (reach + 31) / 32, own = (used + kDecodeThreads - 1) / kDecodeThreads;
     for (uint32_t w = threadIdx.x; w < used; w += kDecodeThreads) room[w] = 0;
-    __syncthreads();
+    sync_scorers();
     for (uint32_t i = threadIdx.x; i < kept.count; i += kDecodeThreads) {
       const int64_t at = kept.positions[i] - base;
       if (at >= 0 && at < reach && wins(i)) atomicOr(room + at / 32, 1u << (at % 32));
     }
-    __syncthreads();
+    sync_scorers();
     uint32_t sum = 0, total = 0;
     for (uint32_t e = 0; e < own; ++e) {
       const uint32_t w = threadIdx.x * own + e;
       if (w < used) sum += __popc(room[w]);
     }
-    uint32_t at_word = block_scan(sum, s.warps, &total);
+    uint32_t at_word = scan_scorers(sum, s.warps, &total);
     for (uint32_t e = 0; e < own; ++e) {
       const uint32_t w = threadIdx.x * own + e;
       if (w < used) before[w] = at_word, at_word += __popc(room[w]);
     }
-    __syncthreads();
+    sync_scorers();
     for (uint32_t i = threadIdx.x; i < kept.count; i += kDecodeThreads) {
       const int64_t at = kept.positions[i] - base;
       if (at < 0 || at >= reach || !(room[at / 32] >> (at % 32) & 1u)) continue;
       put(placed + before[at / 32] + __popc(room[at / 32] & ((1u << (at % 32)) - 1)), i);
     }
     placed += total;
-    __syncthreads();
+    sync_scorers();
   }
 }
 
@@ -160,7 +160,7 @@ __device__ __noinline__ void write_list(DecodeShared& s, Kept& kept, const Verdi
     for (uint32_t i = threadIdx.x; i < kept.count; i += kDecodeThreads) {
       if (kept.positions[i] < 0) kept.positions[i] &= INT32_MAX, kept.keys[i] = kForcedKey;
     }
-    __syncthreads();
+    sync_scorers();
   }
   place_by_position(
       s, kept, room, room_words, [&](uint32_t i) { return v.wins(kept.keys[i], kept.positions[i]); },

@@ -75,8 +75,9 @@ __device__ __noinline__ void bring(const KeySource& source, const DecodePlan& pl
 /// Walks over a warpgroup's steps: of each tile its part of the sample, then its units.
 class StepWalk {
  public:
-  __device__ StepWalk(const DecodePlan& plan, uint32_t group)
-      : plan_(plan), group_(group), at_{plan.first_tile, sample_unit(plan, plan.first_tile, group), true} {}
+  __device__ StepWalk(const DecodePlan& plan, uint32_t group) : plan_(plan), group_(group), at_{0, 0, true} {
+    if (plan.first < plan.last) at_ = {plan.first_tile, sample_unit(plan, plan.first_tile, group), true};
+  }
   __device__ __forceinline__ bool done() const { return at_.tile > plan_.last_tile; }
   __device__ __forceinline__ const Step& at() const { return at_; }
   __device__ __forceinline__ void advance() {
@@ -135,25 +136,14 @@ class KeyLoader {
   StepWalk walk_;
 };
 
-/// Whole units in one page: one thread asks for them.
+/// Whole units in one page: a thread of a warp apart asks for them (BulkAsker); here they are waited for.
 class BulkLoader {
  public:
   static constexpr int kPending = 0;
 
   __device__ BulkLoader(const DecodeJob& job, const DecodePlan& plan, const Stages& stages)
-      : job_(job),
-        plan_(plan),
-        stages_(stages),
-        walk_(plan, threadIdx.x / 128),
-        asks_(threadIdx.x % 128 == threadIdx.x / 128 * 32) {  // a warp of another quarter of the SM in each group
-    if (asks_) find_page();
-  }
-
-  __device__ __forceinline__ void issue(int stage) {
-    if (!asks_) return;
-    if (!walk_.done()) ask(stage);
-    if (stage == kDecodeStages - 1) used_ ^= 1;
-  }
+      : job_(job), plan_(plan), stages_(stages) {}
+  __device__ __forceinline__ void issue(int) {}
   /// The keys of `stage`, those of this unit, are there, or are brought.
   __device__ __forceinline__ void wait(int stage, uint32_t phase, uint32_t tile, uint32_t unit) const {
     wait_at(&stages_.keys[stage].full, phase);
@@ -167,40 +157,58 @@ class BulkLoader {
   }
 
  private:
-  __device__ __forceinline__ void ask(int stage) {
+  const DecodeJob& job_;
+  const DecodePlan& plan_;
+  const Stages stages_;
+};
+
+/// Asks for one warpgroup's units, as far ahead as there are stages. One thread.
+class BulkAsker {
+ public:
+  __device__ BulkAsker(const DecodeJob& job, const DecodePlan& plan, const Stages& stages, uint32_t group)
+      : job_(job), plan_(plan), stages_(stages), walk_(plan, group) {
+    find_page();
+  }
+  __device__ bool done() const { return walk_.done(); }
+  __device__ __forceinline__ void ask() {
     const KeySource& source = job_.look.keys;
-    StageKeys& keys = stages_.keys[stage];
+    StageKeys& keys = stages_.keys[stage_];
     const int32_t first = first_key_of_unit(plan_, walk_.at().tile, walk_.at().unit);
-    wait_at(&keys.empty, used_ ^ 1);
     const bool whole = source.paged ? page_ >= 0 && page_ < source.num_pages : first + kTileKeys <= source.count;
+    const int32_t key = source.paged ? first - page_column_ * source.page_size : first, page = page_;
+    walk_.advance();
+    find_page();  // before the wait for a free stage
+    wait_at(&keys.empty, used_ ^ 1);
     keys.whole = whole;
     if (whole) {
-      const int32_t key = source.paged ? first - page_column_ * source.page_size : first;
       arrive_expecting(&keys.full, kTileKeys * (kCodePitch + 4));
-      copy_box(shared_address(stages_.codes + stage * (kTileKeys * kCodePitch)), &job_.boxes, 0, key, page_,
+      copy_box(shared_address(stages_.codes + stage_ * (kTileKeys * kCodePitch)), &job_.boxes, 0, key, page,
                &keys.full);
-      copy_bulk(shared_address(keys.scale), source.scales + page_ * source.page_stride + int64_t{key} * 4,
-                kTileKeys * 4, &keys.full);
+      copy_bulk(shared_address(keys.scale), source.scales + page * source.page_stride + int64_t{key} * 4, kTileKeys * 4,
+                &keys.full);
     } else {
       arrive_at(&keys.full);
     }
-    walk_.advance();
-    find_page();
+    used_ ^= stage_ == kDecodeStages - 1;
+    stage_ = stage_ == kDecodeStages - 1 ? 0 : stage_ + 1;
   }
+
+ private:
   /// Of the unit that comes next. What is read is not looked at before then.
   __device__ __forceinline__ void find_page() {
     const KeySource& source = job_.look.keys;
     page_ = 0;
-    if (!source.paged || walk_.done()) return;
+    if (!source.paged || walk_.done() || plan_.first == plan_.last) return;
     const uint32_t first = static_cast<uint32_t>(first_key_of_unit(plan_, walk_.at().tile, walk_.at().unit));
     page_column_ = job_.page_shift >= 0 ? first >> job_.page_shift : first / static_cast<uint32_t>(source.page_size);
     page_ = *element<int32_t>(source.block_table, plan_.table_row[plan_.tile_row[walk_.at().tile]], page_column_);
   }
+
   const DecodeJob& job_;
   const DecodePlan& plan_;
   const Stages stages_;
   StepWalk walk_;
-  const bool asks_;
+  int stage_ = 0;
   uint32_t used_ = 0;  ///< parity of the stages' turns
   int32_t page_ = 0, page_column_ = 0;
 };

@@ -15,7 +15,7 @@ class Meeting {
   /// What this block wrote before is visible to all that have waited.
   __device__ void arrive() {
     ++steps_;
-    __syncthreads();
+    sync_scorers();
     if (threadIdx.x == 0 && !alone()) {
       asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&row_->arrived) : "memory");
     }
@@ -29,7 +29,7 @@ class Meeting {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&row_->arrived) : "memory");
       } while (seen < target);
     }
-    __syncthreads();
+    sync_scorers();
   }
   __device__ void meet() {
     arrive();

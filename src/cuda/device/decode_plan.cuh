@@ -10,13 +10,45 @@
 namespace topkey::cuda {
 
 constexpr int kDecodeThreads = 512, kDecodeGroups = kDecodeThreads / 128;  ///< of them a warpgroup each
-constexpr int kDecodeRows = 256;                                           ///< rows of a launch
-constexpr int kDecodeTileRows = 4;                                         ///< most rows that share keys
-constexpr int kDecodeStages = 3;                                           ///< units under way in a warpgroup
+constexpr int kDecodeAll = kDecodeThreads + 128;  ///< and four warps that bring keys, one for each
+constexpr int kDecodeRows = 256;                  ///< rows of a launch
+constexpr int kDecodeTileRows = 4;                ///< most rows that share keys
+constexpr int kDecodeStages = 3;                  ///< units under way in a warpgroup
 constexpr int kDecodeBins = 1024;
 constexpr int kDecodeCandidates = 256;  ///< keys of the bin in question that blocks tell each other
 /// Rows share keys where their windows end (and begin) no farther apart.
 constexpr int kDecodeApart = 1024;
+
+/// Barrier of all threads but those that bring keys.
+__device__ __forceinline__ void sync_scorers() { named_barrier(7, kDecodeThreads); }
+/// Exclusive sum over them in thread order, and of all. room: 32 words, free again behind it.
+__device__ __noinline__ uint2 scan_sums(uint32_t value, uint32_t* room) {
+  constexpr uint32_t kWarps = kDecodeThreads / 32;
+  const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  uint32_t sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= static_cast<uint32_t>(step)) sum += other;
+  }
+  if (lane == 31) room[warp] = sum;
+  sync_scorers();
+  uint32_t of_warp = lane < kWarps ? room[lane] : 0;
+#pragma unroll
+  for (int step = 1; step < 16; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, of_warp, step);
+    if (lane >= static_cast<uint32_t>(step)) of_warp += other;
+  }
+  const uint32_t total = __shfl_sync(~0u, of_warp, kWarps - 1);
+  const uint32_t before = __shfl_sync(~0u, of_warp, warp == 0 ? 0 : warp - 1);
+  sync_scorers();
+  return {(warp == 0 ? 0 : before) + sum - value, total};
+}
+__device__ __forceinline__ uint32_t scan_scorers(uint32_t value, uint32_t* room, uint32_t* total) {
+  const uint2 sums = scan_sums(value, room);
+  *total = sums.y;
+  return sums.x;
+}
 
 /// How bulk copies find 64 keys' codes (made by the driver, decode_sm90.cu).
 struct alignas(64) KeyBoxes {
@@ -150,7 +182,7 @@ __device__ inline void cut_units(DecodePlan& p) {
   if (t == 0) {
     p.before[p.tiles] = total;
     p.units = total, p.working = total < gridDim.x ? total : gridDim.x;
-    p.first = p.last = 0;
+    p.first = p.last = 0, p.first_tile = 1, p.last_tile = 0;
   }
   __syncthreads();
   if (blockIdx.x >= p.working) return;  // for all threads alike
