@@ -34,11 +34,11 @@ class Decoder {
     commit_copies();
 #pragma unroll 1
     for (int i = 0; i < kDecodeStages - 1; ++i) loader_.issue(i);
+    load_weights(s.plan.first_tile);
   }
 
   __device__ void score_slice() {
     const DecodePlan& p = s_.plan;
-    load_weights(p.first_tile);
     load_queries(p.first_tile + 1);
     const uint32_t entries = (p.last - p.first) * kTileKeys * static_cast<uint32_t>(job_.tile_rows);
     all_kept_ = entries <= job_.words;
@@ -167,7 +167,7 @@ class Decoder {
     for (; unit < end; unit += kDecodeGroups, first += kDecodeGroups * kTileKeys) {
       take_step(g.tile, unit);
       const StageKeys& keys = s_.keys[group_][stage_];
-      const bool whole = all_kept_ && keys.whole && first >= inner_low && first + kTileKeys <= inner_high;
+      const bool whole = keys.whole && first >= inner_low && first + kTileKeys <= inner_high;
       const uint32_t entry = (unit - g.first) * kTileKeys + own;
       if (whole) live += kTileKeys;
 #pragma unroll 1
@@ -176,8 +176,10 @@ class Decoder {
         Kept& kept = s_.kept[slot][r];
         uint32_t* bins = m_.bins + r * kDecodeBins;
         const BinRange range = s_.ranges[r];
-        if (whole) {
+        if (whole && all_kept_) {
           keep_live(kept, bins, range, owns_key_of_unit(), score, entry);
+        } else if (whole) {
+          list_live(kept, bins, range, owns_key_of_unit(), score, first + static_cast<int32_t>(own));
         } else {
           const int32_t position = first + static_cast<int32_t>(own);
           const uint8_t state = keys.whole ? kReadable : keys.state[own];
@@ -272,14 +274,11 @@ constexpr size_t fixed_bytes(int tile_rows) {
 /// The warps apart: one thread of each asks for a warpgroup's keys, until the last. All threads of the grid meet once,
 /// when the exchange is cleared; the first keys are on their way by then.
 template <class Loader>
-__device__ void bring_keys(const DecodeJob& job, DecodeShared& s, const DecodeMemory& m, bool works) {
+__device__ void bring_keys(const DecodeJob& job, DecodeShared& s, const DecodeMemory& m) {
   if constexpr (std::is_same_v<Loader, BulkLoader>) {
     const uint32_t group = (threadIdx.x - kDecodeThreads) / 32;
-    const bool asks = works && threadIdx.x % 32 == 0;
     BulkAsker asker(job, s.plan, {m.codes + group * kDecodeStages * kTileKeys * kCodePitch, s.keys[group]}, group);
-    for (int i = 0; asks && i < kDecodeStages && !asker.done(); ++i) asker.ask();
-    cooperative_groups::this_grid().sync();
-    while (asks && !asker.done()) asker.ask();
+    asker.run([] { cooperative_groups::this_grid().sync(); });
   } else {
     cooperative_groups::this_grid().sync();
   }
@@ -320,7 +319,7 @@ __global__ __launch_bounds__(kDecodeAll, 1) void decode_fp8_sm90(const __grid_co
   cut_units(s.plan);
   const bool works = s.plan.first < s.plan.last, scores = threadIdx.x < kDecodeThreads;
   if (!scores) {
-    bring_keys<Loader>(job, s, m, works);
+    bring_keys<Loader>(job, s, m);
   } else {
     run_scorers<kHeads, kDim, Loader>(job, s, m, works);
   }

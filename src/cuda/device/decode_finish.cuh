@@ -10,15 +10,21 @@
 
 namespace topkey::cuda {
 
-/// A warp's part of entries that are a multiple of 64 in number, or of any list.
+/// A warp's part of the entries: a multiple of 128, four a lane at a time, but for the last.
 struct Part {
   uint32_t first, last;
   __device__ explicit Part(uint32_t count) {
     constexpr uint32_t kWarps = kDecodeThreads / 32;
-    const uint32_t each = ((count + 31) / 32 + kWarps - 1) / kWarps * 32;
+    const uint32_t each = (count + kWarps * 128 - 1) / (kWarps * 128) * 128;
     first = min(count, threadIdx.x / 32 * each), last = min(count, first + each);
   }
 };
+/// Entries i .. i + 3 of those before `last`; past it none.
+__device__ __forceinline__ uint4 four_keys(const uint32_t* keys, uint32_t i, uint32_t last) {
+  if (i + 4 <= last) return *reinterpret_cast<const uint4*>(keys + i);
+  return {i < last ? keys[i] : kNotLive, i + 1 < last ? keys[i + 1] : kNotLive, i + 2 < last ? keys[i + 2] : kNotLive,
+          kNotLive};
+}
 
 /// Answers of one row. What most callers want, positions and nothing else, takes few instructions.
 struct AnswerWriter {
@@ -130,15 +136,28 @@ __device__ __forceinline__ uint2 share_of_interval(DecodeShared& s, Kept& kept, 
   const Part part(kept.count);
   const BinRange range = kept.range;
   uint32_t above = 0, inside = 0, nans = 0;
-#pragma unroll 4
-  for (uint32_t i = part.first + (threadIdx.x & 31); i < part.last; i += 32) {
-    const uint32_t key = kept.keys[i];
-    const int bin = range.bin_of_key(key);
-    nans += key == kNanKey;
-    const bool over = in.by_keys ? key > in.high : bin > in.bin && key != kNotLive;
-    const bool within = in.by_keys ? key >= in.low && !over : bin == in.bin && key != kNotLive;
-    above += over, inside += within;
-    if (within && !in.many()) s.candidates[atomicAdd(&s.number, 1u)] = ranked(key, kept.position(i));
+  const uint32_t* keys = kept.keys;
+  const bool lists = !in.many();
+#pragma unroll 1
+  for (uint32_t i = part.first + (threadIdx.x & 31) * 4; i < part.last; i += 128) {
+    const uint4 four = four_keys(keys, i, part.last);
+    const uint32_t each[4] = {four.x, four.y, four.z, four.w};
+    uint32_t hits = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t key = each[e];
+      const int bin = range.bin_of_key(key);
+      const bool live = key != kNotLive;
+      const bool over = in.by_keys ? key > in.high : live && bin > in.bin;
+      const bool within = in.by_keys ? key >= in.low && !over : live && bin == in.bin;
+      nans += key == kNanKey, above += over, inside += within;
+      hits |= (within && lists ? 1u : 0u) << e;
+    }
+    for (; hits != 0; hits &= hits - 1) {
+      const int e = __ffs(static_cast<int>(hits)) - 1;
+      const uint32_t key = e == 0 ? each[0] : e == 1 ? each[1] : e == 2 ? each[2] : each[3];
+      s.candidates[atomicAdd(&s.number, 1u)] = ranked(key, kept.position(i + e));
+    }
   }
   above = __reduce_add_sync(~0u, above), inside = __reduce_add_sync(~0u, inside);
   if ((threadIdx.x & 31) == 0) of_row.above_of_warp[threadIdx.x / 32] = above;
@@ -212,6 +231,23 @@ __device__ __forceinline__ uint32_t winners_before(const DecodeShared& s, const 
   return __reduce_add_sync(~0u, count);
 }
 
+/// Which of the lanes' four entries win where equals are shared out by number: tied counts those before.
+__device__ __forceinline__ void mark_ties(const Verdict& v, const uint32_t (&each)[4], uint32_t below, uint32_t& tied,
+                                       uint32_t (&wins)[4], uint32_t& rank) {
+  const uint32_t lane = threadIdx.x & 31;
+  uint32_t ties[4], number = tied;
+  for (int e = 0; e < 4; ++e) {
+    ties[e] = __ballot_sync(~0u, each[e] == v.tie_key);
+    number += __popc(ties[e] & below);
+  }
+  for (int e = 0; e < 4; ++e) {
+    const bool tie = (ties[e] >> lane & 1u) != 0;
+    wins[e] = __ballot_sync(~0u, each[e] > v.tie_key || (tie && number < v.tie_take));
+    rank += __popc(wins[e] & below);
+    number += tie, tied += __popc(ties[e]);
+  }
+}
+
 /// Winners among all kept scores, in order; each warp those of its part.
 __device__ __forceinline__ void write_all(DecodeShared& s, const Kept& kept, const OpenRow& of_row, const Interval& in,
                                           const Verdict& v, const AnswerWriter& writer) {
@@ -228,19 +264,28 @@ __device__ __forceinline__ void write_all(DecodeShared& s, const Kept& kept, con
     at += in.ties() ? min(inside, v.tie_take) : inside;
     tied = inside;
   }
-#pragma unroll 2
-  for (uint32_t i = part.first + lane; i < part.last; i += 32) {
-    const uint32_t key = kept.keys[i];
-    const int32_t position = kept.first + static_cast<int32_t>(i);
-    bool win = ranked(key, position) >= v.least;
-    if (v.tie_key != kNotLive) {
-      const uint32_t ties = __ballot_sync(~0u, key == v.tie_key);
-      win |= key == v.tie_key && tied + __popc(ties & below) < v.tie_take;
-      tied += __popc(ties);
+  const uint32_t* keys = kept.keys;
+  const int32_t origin = kept.first;
+#pragma unroll 1
+  for (uint32_t base = part.first; base < part.last; base += 128) {
+    const uint32_t i = base + lane * 4;
+    const uint4 four = four_keys(keys, i, part.last);
+    const uint32_t each[4] = {four.x, four.y, four.z, four.w};
+    uint32_t wins[4], rank = at;
+    if (v.tie_key == kNotLive) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        wins[e] = __ballot_sync(~0u, ranked(each[e], origin + static_cast<int32_t>(i) + e) >= v.least);
+        rank += __popc(wins[e] & below);
+      }
+    } else {
+      mark_ties(v, each, below, tied, wins, rank);
     }
-    const uint32_t wins = __ballot_sync(~0u, win);
-    if (win) writer.put(at + __popc(wins & below), position, key);
-    at += __popc(wins);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (wins[e] >> lane & 1u) writer.put(rank++, origin + static_cast<int32_t>(i) + e, each[e]);
+      at += __popc(wins[e]);
+    }
   }
 }
 

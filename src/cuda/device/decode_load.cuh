@@ -162,55 +162,67 @@ class BulkLoader {
   const Stages stages_;
 };
 
-/// Asks for one warpgroup's units, as far ahead as there are stages. One thread.
+/// Asks for one warpgroup's units, as far ahead as there are stages. A warp: each lane finds the page of one of the next
+/// units, all at once; then they ask in turn.
 class BulkAsker {
  public:
   __device__ BulkAsker(const DecodeJob& job, const DecodePlan& plan, const Stages& stages, uint32_t group)
-      : job_(job), plan_(plan), stages_(stages), walk_(plan, group) {
-    find_page();
-  }
-  __device__ bool done() const { return walk_.done(); }
-  __device__ __forceinline__ void ask() {
-    const KeySource& source = job_.look.keys;
-    StageKeys& keys = stages_.keys[stage_];
-    const int32_t first = first_key_of_unit(plan_, walk_.at().tile, walk_.at().unit);
-    const bool whole = source.paged ? page_ >= 0 && page_ < source.num_pages : first + kTileKeys <= source.count;
-    const int32_t key = source.paged ? first - page_column_ * source.page_size : first, page = page_;
-    walk_.advance();
-    find_page();  // before the wait for a free stage
-    wait_at(&keys.empty, used_ ^ 1);
-    keys.whole = whole;
-    if (whole) {
-      arrive_expecting(&keys.full, kTileKeys * (kCodePitch + 4));
-      copy_box(shared_address(stages_.codes + stage_ * (kTileKeys * kCodePitch)), &job_.boxes, 0, key, page,
-               &keys.full);
-      copy_bulk(shared_address(keys.scale), source.scales + page * source.page_stride + int64_t{key} * 4, kTileKeys * 4,
-                &keys.full);
-    } else {
-      arrive_at(&keys.full);
+      : job_(job), plan_(plan), stages_(stages), group_(group) {}
+
+  /// pause(): called once, when as many units as there are stages are asked for, or all.
+  template <class Pause>
+  __device__ void run(const Pause& pause) {
+    uint32_t asked = 0;
+    const uint32_t lane = threadIdx.x & 31;
+    for (uint32_t tile = plan_.first_tile; tile <= plan_.last_tile && plan_.first < plan_.last; ++tile) {
+      const uint32_t first = max(plan_.before[tile], plan_.first), last = min(plan_.before[tile + 1], plan_.last);
+      const uint32_t steps = 1 + (last - first + kDecodeGroups - 1 - group_) / kDecodeGroups;
+      for (uint32_t base = 0; base < steps; base += 32) {
+        const uint32_t step = base + lane, unit = step == 0 ? sample_unit(plan_, tile, group_)
+                                                            : first + group_ + (step - 1) * kDecodeGroups;
+        const Place place = step < steps ? find(tile, unit) : Place{0, 0};
+        const uint32_t count = min(32u, steps - base);
+        for (uint32_t i = 0; i < count; ++i, ++asked) {
+          if (asked == kDecodeStages) pause();
+          if (lane == i) ask(place, static_cast<int>(asked % kDecodeStages), asked / kDecodeStages & 1);
+          __syncwarp();
+        }
+      }
     }
-    used_ ^= stage_ == kDecodeStages - 1;
-    stage_ = stage_ == kDecodeStages - 1 ? 0 : stage_ + 1;
+    if (asked <= kDecodeStages) pause();
   }
 
  private:
-  /// Of the unit that comes next. What is read is not looked at before then.
-  __device__ __forceinline__ void find_page() {
+  struct Place {
+    int32_t key, page;  ///< page < 0: not in one piece
+  };
+  __device__ __forceinline__ Place find(uint32_t tile, uint32_t unit) const {
     const KeySource& source = job_.look.keys;
-    page_ = 0;
-    if (!source.paged || walk_.done() || plan_.first == plan_.last) return;
-    const uint32_t first = static_cast<uint32_t>(first_key_of_unit(plan_, walk_.at().tile, walk_.at().unit));
-    page_column_ = job_.page_shift >= 0 ? first >> job_.page_shift : first / static_cast<uint32_t>(source.page_size);
-    page_ = *element<int32_t>(source.block_table, plan_.table_row[plan_.tile_row[walk_.at().tile]], page_column_);
+    const int32_t first = first_key_of_unit(plan_, tile, unit);
+    if (!source.paged) return {first, first + kTileKeys <= source.count ? 0 : -1};
+    const uint32_t column = job_.page_shift >= 0
+                                ? static_cast<uint32_t>(first) >> job_.page_shift
+                                : static_cast<uint32_t>(first) / static_cast<uint32_t>(source.page_size);
+    const int32_t page = *element<int32_t>(source.block_table, plan_.table_row[plan_.tile_row[tile]], column);
+    return {first - static_cast<int32_t>(column) * source.page_size, page < source.num_pages ? page : -1};
+  }
+  __device__ __forceinline__ void ask(const Place& place, int stage, uint32_t turn) const {
+    const KeySource& source = job_.look.keys;
+    StageKeys& keys = stages_.keys[stage];
+    wait_at(&keys.empty, turn ^ 1);
+    keys.whole = place.page >= 0;
+    if (place.page < 0) return arrive_at(&keys.full);
+    arrive_expecting(&keys.full, kTileKeys * (kCodePitch + 4));
+    copy_box(shared_address(stages_.codes + stage * (kTileKeys * kCodePitch)), &job_.boxes, 0, place.key, place.page,
+             &keys.full);
+    copy_bulk(shared_address(keys.scale), source.scales + place.page * source.page_stride + int64_t{place.key} * 4,
+              kTileKeys * 4, &keys.full);
   }
 
   const DecodeJob& job_;
   const DecodePlan& plan_;
   const Stages stages_;
-  StepWalk walk_;
-  int stage_ = 0;
-  uint32_t used_ = 0;  ///< parity of the stages' turns
-  int32_t page_ = 0, page_column_ = 0;
+  const uint32_t group_;
 };
 
 }  // namespace topkey::cuda

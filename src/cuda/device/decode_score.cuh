@@ -107,6 +107,24 @@ __device__ __forceinline__ void keep_live(Kept& kept, uint32_t* bins, const BinR
   add_to_bin(bins, range, score);
   kept.keys[entry] = key_of(score);
 }
+/// Lists the lanes' keys that may still win; kNotLive: none. By a whole warp.
+__device__ __forceinline__ void add_to_list(Kept& kept, uint32_t key, int32_t position) {
+  const bool stays = key >= kept.least;
+  const uint32_t mask = __ballot_sync(~0u, stays), nans = __ballot_sync(~0u, key == kNanKey);
+  const uint32_t lane = threadIdx.x & 31;
+  if (lane == 0 && nans != 0) atomicAdd(&kept.nans, static_cast<uint32_t>(__popc(nans)));
+  if (mask == 0) return;
+  uint32_t at = 0;
+  if (lane == 0) at = atomicAdd(&kept.count, static_cast<uint32_t>(__popc(mask)));
+  at = __shfl_sync(~0u, at, 0) + __popc(mask & ((1u << lane) - 1));
+  if (stays) kept.keys[at] = key, kept.positions[at] = position;
+}
+/// Of a unit whose keys all are live.
+__device__ __forceinline__ void list_live(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, float score,
+                                          int32_t position) {
+  if (owner) add_to_bin(bins, range, score);
+  add_to_list(kept, owner ? key_of(score) : kNotLive, position);
+}
 /// Keeps any lane's key of one row. By a whole warp.
 __device__ __forceinline__ void keep_any(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, bool live,
                                          bool unreadable, float score, uint32_t entry, int32_t position) {
@@ -119,15 +137,7 @@ __device__ __forceinline__ void keep_any(Kept& kept, uint32_t* bins, const BinRa
     if (owner) kept.keys[entry] = key;
     return;
   }
-  const uint32_t nans = __ballot_sync(~0u, key == kNanKey);
-  if (lane == 0 && nans != 0) atomicAdd(&kept.nans, static_cast<uint32_t>(__popc(nans)));
-  const bool stays = live && key >= kept.least;
-  const uint32_t mask = __ballot_sync(~0u, stays);
-  if (mask == 0) return;
-  uint32_t at = 0;
-  if (lane == 0) at = atomicAdd(&kept.count, static_cast<uint32_t>(__popc(mask)));
-  at = __shfl_sync(~0u, at, 0) + __popc(mask & ((1u << lane) - 1));
-  if (stays) kept.keys[at] = key, kept.positions[at] = position;
+  add_to_list(kept, key, position);
 }
 
 }  // namespace topkey::cuda
