@@ -106,9 +106,11 @@ class Decoder {
       Kept k{};
       k.keys = m_.scores + (all_kept_ ? used + r * keys : (slot == 1 && !only ? half : 0) + r * list * 2);
       k.positions = all_kept_ ? nullptr : reinterpret_cast<int32_t*>(k.keys + list);
-      k.capacity = list, k.count = all_kept_ ? keys : 0, k.least = kNanKey;
+      k.capacity = list, k.count = all_kept_ ? keys : 0, k.least = kNanKey,
+      k.topk = static_cast<uint32_t>(job_.look.topk);
       k.first = first, k.last = first + static_cast<int32_t>(keys);
       k.tile_row = static_cast<int>(r), k.row = s_.plan.tile_row[g.tile] + k.tile_row;
+      k.request = s_.plan.request[k.row], k.start = s_.plan.start[k.row];
       s_.fit = list / kTileKeys;
       s_.kept[slot][r] = k;
     }
@@ -348,7 +350,7 @@ const KernelEntry kEntries[] = {TOPKEY_ENTRIES(64, KeyLoader<64>), TOPKEY_ENTRIE
                                 TOPKEY_ENTRIES(128, BulkLoader)};
 
 constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
-constexpr int64_t kMostRows = 4096;  ///< more are another kernel's
+constexpr int64_t kMostRows = 1024;  ///< more are another kernel's
 
 /// A list must hold topk winners and the units under way.
 /// So much that thinning pays.

@@ -43,10 +43,12 @@ class Launch {
   /// Thread blocks for `work` pieces of which `per_sm` fit an SM: never more than the call's SM budget allows.
   uint32_t blocks(int64_t work, int per_sm) const;
   int sms() const { return sms_; }
+  /// Shared memory of a thread block at most.
+  int shared_bytes() const { return shared_bytes_; }
 
  private:
   cudaStream_t stream_;
-  int caller_device_ = 0, device_, sms_;
+  int caller_device_ = 0, device_, sms_, shared_bytes_;
   bool bounded_;
 };
 

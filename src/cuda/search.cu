@@ -89,6 +89,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shar
   PickParams picking{};
   picking.emission = emission;
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
+  picking.keys = most_keys(shape, a.admit);
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },
                                                       [&](const Group& g) {
@@ -122,6 +123,7 @@ void topk(const Topk& a, const Exec& exec) {
   picking.emission = {a.out, a.topk, Shard{}, false, exec.stats};
   picking.scores = a.scores, picking.mask = a.admit.mask, picking.rows = a.rows, picking.admit = a.admit;
   picking.room = room, picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
+  picking.keys = shape.keys;
   Walk{room, a.rows.count, 1}([&](const Group& g) { look(look_at, g, launch); },
                               [&](const Group& g) { pick(picking, g, launch); });
 }

@@ -30,16 +30,17 @@ KernelList score_f32_kernels();
 KernelList score_sm90_kernels();
 KernelList decode_kernels();
 KernelList pick_kernels();
+KernelList pick_quick_kernels();
 KernelList merge_kernels();
 KernelList logits_kernels();
 KernelList rows_kernels();
 KernelList quantize_kernels();
 KernelList cache_kernels();
 
-inline std::array<KernelList, 11> kernel_lists() {
-  return {look_kernels(), score_kernels(),    score_f32_kernels(), score_sm90_kernels(),
-          pick_kernels(), decode_kernels(),   merge_kernels(),     logits_kernels(),
-          rows_kernels(), quantize_kernels(), cache_kernels()};
+inline std::array<KernelList, 12> kernel_lists() {
+  return {look_kernels(),   score_kernels(),      score_f32_kernels(), score_sm90_kernels(),
+          pick_kernels(),   pick_quick_kernels(), decode_kernels(),    merge_kernels(),
+          logits_kernels(), rows_kernels(),       quantize_kernels(),  cache_kernels()};
 }
 
 }  // namespace topkey::cuda

@@ -24,7 +24,7 @@ __device__ __noinline__ void ask_row(const DecodeJob& job, DecodeShared& s, int 
   Meeting meeting = shared.meeting;
   const uint32_t index = shared.index;
   meeting.wait();
-  Interval in = find_interval(s, k, meeting, bins, bins_of(job, k), static_cast<uint32_t>(job.look.topk));
+  Interval in = find_interval(s, k, meeting, bins, bins_of(job, k), k.topk);
   if (in.many()) narrow(s, k, meeting, bins, bins_of(job, k), index == 0, in);
   const uint2 own = share_of_interval(s, k, shared, meeting, in, candidates_of(job, k));
   if (threadIdx.x == 0 && !meeting.alone()) __stcg(shares_of(job, k) + index, own);
@@ -62,7 +62,7 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
   open.meeting.wait();
   const uint2 before = collect(job, s, k, open);
   Verdict v = judge(s, in, open.own, before);
-  const AnswerWriter writer(job, s, k.row);
+  const AnswerWriter writer(job, k);
   if (k.positions == nullptr) {
     write_all(s, k, open, in, v, writer);
   } else {
@@ -71,8 +71,8 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
   }
   sync_scorers();
   if (open.index == 0) {
-    if (v.count < static_cast<uint32_t>(job.look.topk) || job.emission.out.counts.data != nullptr)
-      AnswerWriter::all(job, s, k.row).fill(v.count);
+    if (v.count < static_cast<uint32_t>(job.emission.topk) || job.emission.out.counts.data != nullptr)
+      AnswerWriter::all(job, k).fill(v.count);
     if (job.look.stats != nullptr && threadIdx.x == 0 && (in.bin >= 0 || job.look.needs_scores)) {
       count(job.look.stats, kScoredKeys, in.live);
       count(job.look.stats, kTiedCuts, s.tied);

@@ -29,32 +29,31 @@ __device__ __forceinline__ uint4 four_keys(const uint32_t* keys, uint32_t i, uin
 /// Answers of one row. What most callers want, positions and nothing else, takes few instructions.
 struct AnswerWriter {
   const DecodeJob& job;
-  const DecodeShared& s;
-  int row;
+  const Kept& kept;
   bool plain;
   int32_t* indices;
   int32_t add;
 
-  __device__ AnswerWriter(const DecodeJob& j, const DecodeShared& shared, int r) : job(j), s(shared), row(r) {
+  __device__ AnswerWriter(const DecodeJob& j, const Kept& k) : job(j), kept(k) {
     const Selection& out = j.emission.out;
     plain = out.slots.data == nullptr && out.scores.data == nullptr && j.emission.shard.world_size <= 1 &&
             out.indices.data != nullptr && out.index_base.data == nullptr && out.indices.stride[1] == 1;
-    indices = plain ? element<int32_t>(out.indices, j.first_row + r, 0) : nullptr;
-    add = static_cast<int32_t>(-s.plan.start[r]);
+    indices = plain ? element<int32_t>(out.indices, j.first_row + k.row, 0) : nullptr;
+    add = static_cast<int32_t>(-k.start);
   }
   __device__ __forceinline__ void put(uint32_t j, int32_t position, uint32_t key) const {
     if (plain) {
       indices[j] = position + add;
     } else {
-      put_all(job, s, row, j, position, key);
+      put_all(job, kept, j, position, key);
     }
   }
-  __device__ static RowWriter all(const DecodeJob& job, const DecodeShared& s, int row) {
-    return RowWriter(job.emission, job.first_row + row, s.plan.request[row], s.plan.start[row]);
+  __device__ static RowWriter all(const DecodeJob& job, const Kept& k) {
+    return RowWriter(job.emission, job.first_row + k.row, k.request, k.start);
   }
-  __device__ __noinline__ static void put_all(const DecodeJob& job, const DecodeShared& s, int row, uint32_t j,
-                                              int32_t position, uint32_t key) {
-    all(job, s, row).put(j, position, score_of_key(key));
+  __device__ __noinline__ static void put_all(const DecodeJob& job, const Kept& k, uint32_t j, int32_t position,
+                                              uint32_t key) {
+    all(job, k).put(j, position, score_of_key(key));
   }
 };
 
@@ -233,7 +232,7 @@ __device__ __forceinline__ uint32_t winners_before(const DecodeShared& s, const 
 
 /// Which of the lanes' four entries win where equals are shared out by number: tied counts those before.
 __device__ __forceinline__ void mark_ties(const Verdict& v, const uint32_t (&each)[4], uint32_t below, uint32_t& tied,
-                                       uint32_t (&wins)[4], uint32_t& rank) {
+                                          uint32_t (&wins)[4], uint32_t& rank) {
   const uint32_t lane = threadIdx.x & 31;
   uint32_t ties[4], number = tied;
   for (int e = 0; e < 4; ++e) {

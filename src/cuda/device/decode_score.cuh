@@ -15,12 +15,15 @@ struct Kept {
   int32_t* positions;  ///< null: entry i stands at first + i
   uint32_t capacity;   ///< of a list
   uint32_t count;
+  uint32_t topk;
   uint32_t least;  ///< of a list: keys below cannot win any more
   int32_t first, last;
   uint32_t live, unreadable;
   uint32_t nans;  ///< of a list; else they are counted behind the scoring
   BinRange range;
   int row, tile_row;  ///< of the launch, and of the tile
+  int32_t request;
+  int64_t start;  ///< of the row's window
 
   __device__ int32_t position(uint32_t i) const {
     return positions != nullptr ? positions[i] : first + static_cast<int32_t>(i);
