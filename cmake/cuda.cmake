@@ -33,6 +33,11 @@ foreach(target IN LISTS topkey_cuda_targets)
   string(REGEX REPLACE "^(sm|compute)_" "compute_" virtual ${target})
   add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=${virtual},code=${target}>")
 endforeach()
+set(topkey_cuda_sm90 false)
+if("sm_90a" IN_LIST topkey_cuda_targets)
+  set(topkey_cuda_sm90 true)
+endif()
+set_source_files_properties(src/cuda/launch.cpp PROPERTIES COMPILE_DEFINITIONS TOPKEY_CUDA_SM90=${topkey_cuda_sm90})
 # Bits must not depend on what a compiler fuses: products and sums are fused only where __fmaf_rn is written.
 add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall,-Wextra,-ffp-contract=off>")
 # A target of its own, made after the language is there. Its objects go into libtopkey.

@@ -11,7 +11,7 @@
 
 namespace topkey {
 
-const Backend* const kBackends[] = {&cuda::kPortable, &cpu::kBackend, &ref::kBackend};
+const Backend* const kBackends[] = {&cuda::kHopper, &cuda::kPortable, &cpu::kBackend, &ref::kBackend};
 const int kNumBackends = sizeof(kBackends) / sizeof(kBackends[0]);
 
 const char* op_name(Op op) noexcept {

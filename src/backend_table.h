@@ -89,7 +89,7 @@ namespace cpu {
 extern const Backend kBackend;
 }
 namespace cuda {
-extern const Backend kPortable;
+extern const Backend kHopper, kPortable;
 }
 namespace ref {
 extern const Backend kBackend;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The portable CUDA backend's row of the table: every operation on GPUs from compute capability 8.0 on.
+// The CUDA backends' rows of the table: the portable one, every operation on GPUs from compute capability 8.0 on; and
+// Hopper's, which scores fp8 keys in an arithmetic of its own and shares all that does not score.
+#include <algorithm>
+
 #include "backend_table.h"
 #include "cuda/launch.h"
 #include "cuda/stages.h"
@@ -44,6 +47,24 @@ const char* arithmetic(KeyFormat format, DType q) {
 constexpr const char* kStrategies[] = {"radix", nullptr};
 int32_t numerics(KeyFormat format) { return has_format(format) ? 1 : 0; }
 
+constexpr int64_t kMaxHopperHeads = 128;
+
+const char* hopper_why_not(Op op, const Shape& shape) {
+  if (const char* why = why_not(op, shape)) return why;
+  if (!shape.scored) return nullptr;
+  if (shape.format != KeyFormat::fp8) return "it scores fp8 keys only (cuda.portable has the others)";
+  if (shape.head_dim != 64 && shape.head_dim != 128)
+    return "it takes head_dim 64 and 128 (cuda.portable has the others)";
+  return shape.heads > kMaxHopperHeads ? "it takes 128 heads at most (cuda.portable takes more)" : nullptr;
+}
+const char* hopper_arithmetic(KeyFormat format, DType) { return format == KeyFormat::fp8 ? "fp8mma" : nullptr; }
+int32_t hopper_numerics(KeyFormat format) { return format == KeyFormat::fp8 ? 1 : 0; }
+
+void hopper_mqa_logits(const MqaLogits& a, const Exec& exec) { mqa_logits(Cores::hopper, a, exec); }
+void hopper_paged_mqa_logits(const PagedMqaLogits& a, const Exec& exec) { paged_mqa_logits(Cores::hopper, a, exec); }
+void hopper_mqa_topk(const MqaTopk& a, const Exec& exec) { mqa_topk(Cores::hopper, a, exec); }
+void hopper_paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) { paged_mqa_topk(Cores::hopper, a, exec); }
+
 size_t workspace_bytes(Op op, const Shape& shape) {
   switch (op) {
     case Op::mqa_logits:
@@ -57,7 +78,43 @@ size_t workspace_bytes(Op op, const Shape& shape) {
   }
 }
 
+size_t hopper_workspace_bytes(Op op, const Shape& shape) {
+  const bool searches = op == Op::mqa_topk || op == Op::paged_mqa_topk;
+  return std::max(workspace_bytes(op, shape), searches ? decode_bytes(shape) : 0);
+}
+
 }  // namespace
+
+constinit const Backend kHopper = {
+    .name = "cuda.sm90",
+    .device = Device::cuda,
+    .one_thread = true,
+    .unusable = hopper_problem,
+    .detail = machine_detail,
+    .why_not = hopper_why_not,
+    .arithmetic = hopper_arithmetic,
+    .strategies = kStrategies,
+    .numerics = hopper_numerics,
+    .workspace_bytes = hopper_workspace_bytes,
+    .prepare = prepare,
+    .clear_rows = clear_rows,
+    .expand_rows = expand_rows,
+    .to_slots = to_slots,
+    .quantize_q = quantize_q,
+    .quantize_k = quantize_k,
+    .store_k = store_k,
+    .gather_k = gather_k,
+    .mqa_logits = hopper_mqa_logits,
+    .paged_mqa_logits = hopper_paged_mqa_logits,
+    .topk = topk,
+    .select_blocks = select_blocks,
+    .mqa_topk = hopper_mqa_topk,
+    .paged_mqa_topk = hopper_paged_mqa_topk,
+    .merge_topk = merge_topk,
+    .pool_k = nullptr,
+    .compress_k = nullptr,
+    .expand_pools = nullptr,
+};
 
 constinit const Backend kPortable = {
     .name = "cuda.portable",

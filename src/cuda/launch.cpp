@@ -19,13 +19,16 @@ constexpr int kMaxDevices = 64;
 
 struct DeviceFacts {
   std::atomic<bool> prepared{false};
-  int sms = 0;
+  int sms = 0, shared_bytes = 0;
 };
 std::array<DeviceFacts, kMaxDevices> devices;
 std::mutex prepare_mutex;
 
+/// What of sm_90a nvcc was asked for (cmake/cuda.cmake).
+constexpr bool kBuiltForHopper = TOPKEY_CUDA_SM90;
+
 struct Machine {
-  std::string problem, detail;
+  std::string problem, hopper_problem, detail;
 };
 const Machine& machine() {
   static const Machine found = [] {
@@ -42,6 +45,12 @@ const Machine& machine() {
       if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
       if (p.major >= 8) {
         m.detail = p.name;
+        if (!kBuiltForHopper) {
+          m.hopper_problem = "this build has no code for sm_90a (CMake option TOPKEY_CUDA_TARGETS)";
+        } else if (p.major != 9) {
+          m.hopper_problem = std::string("it needs compute capability 9.0, ") + p.name + " has " +
+                             std::to_string(p.major) + "." + std::to_string(p.minor) + ": use cuda.portable";
+        }
       } else {
         m.problem = std::string("it needs compute capability 8.0, ") + p.name + " has " + std::to_string(p.major) +
                     "." + std::to_string(p.minor) + ": use backend cpu";
@@ -54,15 +63,16 @@ const Machine& machine() {
   return found;
 }
 
-void load_kernels() {
+/// shared: what a thread block of this GPU may have at most. A kernel that asks for more is not launched here.
+void load_kernels(int shared) {
   for (const KernelList& list : kernel_lists()) {
     for (int i = 0; i < list.count; ++i) {
       const KernelEntry& entry = list.entries[i];
       cudaFuncAttributes attributes{};
       TOPKEY_CUDA_CHECK(cudaFuncGetAttributes(&attributes, entry.kernel));
-      if (entry.shared_bytes > 48 * 1024) {
-        TOPKEY_CUDA_CHECK(
-            cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, entry.shared_bytes));
+      const int bytes = std::min(entry.shared_bytes, shared - static_cast<int>(attributes.sharedSizeBytes));
+      if (bytes > 48 * 1024) {
+        TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         // Else the driver may leave so much to L1 that one block fills an SM.
         TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                                cudaSharedmemCarveoutMaxShared));
@@ -83,8 +93,9 @@ void prepare_current(int device) {
                 "cuda.portable: device must have compute capability 8.0 or more (use backend cpu), got " +
                     std::string(p.name) + " with " + std::to_string(p.major) + "." + std::to_string(p.minor));
   }
-  load_kernels();
+  load_kernels(static_cast<int>(p.sharedMemPerBlockOptin));
   facts.sms = p.multiProcessorCount;
+  facts.shared_bytes = static_cast<int>(p.sharedMemPerBlockOptin);
   facts.prepared.store(true, std::memory_order_release);
 }
 
@@ -106,6 +117,10 @@ bool enter_device(const char* op, int device, int* before) {
 }  // namespace
 
 const char* machine_problem() { return machine().problem.empty() ? nullptr : machine().problem.c_str(); }
+const char* hopper_problem() {
+  if (machine_problem() != nullptr) return machine_problem();
+  return machine().hopper_problem.empty() ? nullptr : machine().hopper_problem.c_str();
+}
 const char* machine_detail() { return machine().detail.c_str(); }
 
 void prepare(int32_t device_id) {
@@ -121,7 +136,11 @@ void prepare(int32_t device_id) {
 }
 
 Launch::Launch(const char* op, const Exec& exec)
-    : stream_(static_cast<cudaStream_t>(exec.stream)), device_(exec.device_id), sms_(0), bounded_(exec.max_sms > 0) {
+    : stream_(static_cast<cudaStream_t>(exec.stream)),
+      device_(exec.device_id),
+      sms_(0),
+      shared_bytes_(0),
+      bounded_(exec.max_sms > 0) {
   enter_device(op, device_, &caller_device_);
   try {
     if (!devices[static_cast<size_t>(device_)].prepared.load(std::memory_order_acquire)) {
@@ -141,6 +160,7 @@ Launch::Launch(const char* op, const Exec& exec)
     throw;
   }
   sms_ = devices[static_cast<size_t>(device_)].sms;
+  shared_bytes_ = devices[static_cast<size_t>(device_)].shared_bytes;
   if (bounded_) sms_ = std::min(sms_, exec.max_sms);
 }
 

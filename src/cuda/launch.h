@@ -24,6 +24,8 @@ struct KernelList {
 
 /// Why no device of this machine can run the backend; null = one can.
 const char* machine_problem();
+/// The same for Hopper's backend; null: the first usable GPU has compute capability 9.0 and this build has its code.
+const char* hopper_problem();
 /// Name of the first usable GPU.
 const char* machine_detail();
 /// Loads every kernel of the device. Throws device_error, or unsupported for a GPU that is too old.
@@ -41,10 +43,12 @@ class Launch {
   /// Thread blocks for `work` pieces of which `per_sm` fit an SM: never more than the call's SM budget allows.
   uint32_t blocks(int64_t work, int per_sm) const;
   int sms() const { return sms_; }
+  /// Shared memory of a thread block at most.
+  int shared_bytes() const { return shared_bytes_; }
 
  private:
   cudaStream_t stream_;
-  int caller_device_ = 0, device_, sms_;
+  int caller_device_ = 0, device_, sms_, shared_bytes_;
   bool bounded_;
 };
 

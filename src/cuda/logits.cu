@@ -34,7 +34,8 @@ __global__ __launch_bounds__(256) void hide_columns(const __grid_constant__ Hide
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&hide_columns), 0}};
 
 template <class Args>
-void logits_of(Op op, const Args& a, const KeySource& keys, int64_t width, const Tensor& mask, const Exec& exec) {
+void logits_of(Cores cores, Op op, const Args& a, const KeySource& keys, int64_t width, const Tensor& mask,
+               const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
   Shape shape{};
@@ -44,7 +45,7 @@ void logits_of(Op op, const Args& a, const KeySource& keys, int64_t width, const
   look_at.keys = keys, look_at.rows = a.rows, look_at.admit.mask = mask, look_at.width = width;
   look_at.needs_scores = true, look_at.facts = room.facts, look_at.stats = exec.stats;
   ScoreParams scoring{};
-  scoring.keys = keys, scoring.q = a.q, scoring.sink.logits = a.logits, scoring.sink.mask = mask;
+  scoring.cores = cores, scoring.keys = keys, scoring.q = a.q, scoring.sink.logits = a.logits, scoring.sink.mask = mask;
   scoring.facts = room.facts, scoring.work = room.work, scoring.stats = exec.stats;
   scoring.by_request = a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr;
   scoring.next_n = a.rows.next_n;
@@ -63,16 +64,19 @@ void logits_of(Op op, const Args& a, const KeySource& keys, int64_t width, const
 
 KernelList logits_kernels() { return {kEntries, 1}; }
 
-void mqa_logits(const MqaLogits& a, const Exec& exec) {
+void mqa_logits(Cores cores, const MqaLogits& a, const Exec& exec) {
   const KeySource keys = source_of(a.keys);
-  logits_of(Op::mqa_logits, a, keys, keys.count, a.mask, exec);
+  logits_of(cores, Op::mqa_logits, a, keys, keys.count, a.mask, exec);
 }
 
-void paged_mqa_logits(const PagedMqaLogits& a, const Exec& exec) {
+void paged_mqa_logits(Cores cores, const PagedMqaLogits& a, const Exec& exec) {
   const KeySource keys = source_of(a.keys);
   const bool bounded = a.rows.max_len > 0 && a.rows.start.data == nullptr;
   const int64_t columns = bounded ? std::min(a.rows.max_len, keys.count) : keys.count;
-  logits_of(Op::paged_mqa_logits, a, keys, std::min(a.logits.shape[1], columns), Tensor{}, exec);
+  logits_of(cores, Op::paged_mqa_logits, a, keys, std::min(a.logits.shape[1], columns), Tensor{}, exec);
 }
+
+void mqa_logits(const MqaLogits& a, const Exec& exec) { mqa_logits(Cores::portable, a, exec); }
+void paged_mqa_logits(const PagedMqaLogits& a, const Exec& exec) { paged_mqa_logits(Cores::portable, a, exec); }
 
 }  // namespace topkey::cuda

@@ -4,6 +4,7 @@
 // repeats, live keys. One thread block a row; wild values are counted here and nowhere else.
 #include "cuda/check.h"
 #include "cuda/device/select.cuh"
+#include "cuda/look.cuh"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
 
@@ -23,9 +24,6 @@ struct Shared {
   uint32_t last_id, kept;
   unsigned long long skipped, live, first_id;
 };
-
-__device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-__device__ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /// Bitonic sort of ids, in shared memory where they fit.
 __device__ void sort_ids(int32_t* ids, uint32_t size, int32_t* shared) {
@@ -126,31 +124,6 @@ __device__ void count_live(const LookParams& p, int64_t row, const int32_t* ids,
   }
   if (live != 0) atomicAdd(&s.live, static_cast<unsigned long long>(live));
   if (skipped != 0) atomicAdd(&s.skipped, static_cast<unsigned long long>(skipped));
-}
-
-/// Window and reach of a row; by every thread alike.
-__device__ RowFact window_fact(const LookParams& p, int64_t row, int64_t* skipped) {
-  const Window w = window_of(p.rows, row, p.keys.count);
-  RowFact f{};
-  f.start = w.start, f.end = w.end;
-  f.request = static_cast<int32_t>(w.request);
-  f.table_row = table_row_of(p.keys, row, w.request);
-  f.topk = static_cast<uint32_t>(p.topk);
-  if (p.row_topk.data != nullptr) f.topk = static_cast<uint32_t>(least(most(integer(p.row_topk, row), 0), p.topk));
-  *skipped = f.table_row == -2;
-  if (f.table_row < 0 || w.end <= w.start) {
-    if (f.table_row < 0) f.end = f.start;  // fill only, and no newest block
-    return f;
-  }
-  const int64_t count = least(p.keys.count, p.width);
-  const int64_t low = most(w.start, 0);
-  int64_t high = p.rows.max_len > 0 ? least(count, w.start + p.rows.max_len) : count;
-  high = most(least(w.end, high), low);
-  const int64_t low_cut = least(low, high);
-  if (low_cut < high) f.low = static_cast<int32_t>(low_cut), f.high = static_cast<int32_t>(high);
-  f.n = static_cast<uint32_t>(f.high - f.low);
-  if (!p.has_candidates) *skipped += w.end - w.start - f.n;
-  return f;
 }
 
 __global__ __launch_bounds__(kThreads) void look_at_rows(const __grid_constant__ Kernel k) {

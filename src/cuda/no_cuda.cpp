@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The twin of the CUDA backend in a build without CUDA: its row of the table, with the reason.
+// The twin of the CUDA backends in a build without CUDA: their rows of the table, with the reason.
 #include "backend_table.h"
 
 namespace topkey::cuda {
@@ -16,21 +16,15 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 
 }  // namespace
 
-constinit const Backend kPortable = {.name = "cuda.portable",
-                                     .device = Device::cuda,
-                                     .one_thread = true,
-                                     .unusable = unusable,
-                                     .detail = detail,
-                                     .why_not = why_not,
-                                     .arithmetic = arithmetic,
-                                     .strategies = kStrategies,
-                                     .numerics = numerics,
-                                     .workspace_bytes = workspace_bytes,
-                                     .prepare = nullptr,
-                                     .clear_rows = nullptr,
 #define X(op, Args) .op = nullptr,
-                                     TOPKEY_OPERATIONS(X)
+#define TOPKEY_ABSENT(label)                                                                            \
+  {                                                                                                     \
+    .name = label, .device = Device::cuda, .one_thread = true, .unusable = unusable, .detail = detail,  \
+    .why_not = why_not, .arithmetic = arithmetic, .strategies = kStrategies, .numerics = numerics,      \
+    .workspace_bytes = workspace_bytes, .prepare = nullptr, .clear_rows = nullptr, TOPKEY_OPERATIONS(X) \
+  }
+constinit const Backend kHopper = TOPKEY_ABSENT("cuda.sm90");
+constinit const Backend kPortable = TOPKEY_ABSENT("cuda.portable");
 #undef X
-};
 
 }  // namespace topkey::cuda

@@ -223,9 +223,10 @@ bool on_tensor_cores(KeyFormat format, DType q) {
 }
 
 void score(const ScoreParams& params, const Group& group, const Launch& launch) {
-  ScoreJob job{params, group, static_cast<int>(params.q.values.shape[1]), 0, 1, 1, 128};
+  ScoreJob job{params, group, static_cast<int>(params.q.values.shape[1]), 0, 1, 1, 128, 1, 1};
   job.head_tiles = (job.heads + 7) / 8;
-  const bool mma = on_tensor_cores(params.keys.format, params.q.values.dtype);
+  const bool hopper = params.cores == Cores::hopper;
+  const bool mma = !hopper && on_tensor_cores(params.keys.format, params.q.values.dtype);
   const int steps = (params.keys.head_dim + 15) / 16;
   Choice choice{};
   if (mma) {
@@ -235,10 +236,12 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
                                                      : choose<F16Codes>(params.keys.head_dim, params.keys.words);
     job.piece = static_cast<uint32_t>(64 * choice.tiles);
   }
+  if (hopper) job.tile_rows = tile_rows_sm90(job.heads), job.piece = 64;
   job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));
   cut_work<<<1, kSelectThreads, 0, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("cut_work");
   const int64_t most = group.count * ((int64_t{group.chunk} + job.piece - 1) / job.piece);
+  if (hopper) return score_sm90(job, most, launch);
   if (!mma) {
     score_f32(job, launch.blocks(most, 8), launch);
     return;

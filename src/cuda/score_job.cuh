@@ -14,10 +14,11 @@ namespace topkey::cuda {
 struct ScoreJob {
   ScoreParams p;
   Group group;
-  int heads, head_tiles;  ///< heads; of them in eights, rounded up
-  int tile_rows;          ///< rows of a tile
-  int head_block;         ///< eights of heads whose queries are in shared memory at a time
-  uint32_t piece;         ///< keys of a piece
+  int heads, head_tiles;               ///< heads; of them in eights, rounded up
+  int tile_rows;                       ///< rows of a tile
+  int head_block;                      ///< eights of heads whose queries are in shared memory at a time
+  uint32_t piece;                      ///< keys of a piece
+  int key_alignment, query_alignment;  ///< Hopper: 16, 4 or 1 bytes
 };
 
 struct Share {

@@ -4,6 +4,7 @@
 // look, score, pick. The number of launches follows from shapes alone, so a captured call serves any lengths.
 #include <algorithm>
 
+#include "cuda/decode_sm90.h"
 #include "cuda/score.h"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
@@ -59,14 +60,22 @@ LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& adm
 
 /// A search over dense or paged keys.
 template <class Args>
-void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots, const Exec& exec) {
+void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots,
+            const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
-  const Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  shape.format = keys.format, shape.heads = a.q.values.shape[1];
+  const Emission emission{a.out, a.topk, shard, absolute_slots, exec.stats};
   const Room room = make_room(op, shape, exec.workspace);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
-  const ScoreParams scoring{keys,
+  if (cores == Cores::hopper && decode_suits(shape, keys, a.q, a.admit, a.out)) {
+    decode(look_at, a.q, emission, exec.workspace, launch);
+    return;
+  }
+  const ScoreParams scoring{cores,
+                            keys,
                             a.q,
                             {room.scores, {}, a.admit.mask, 0, 0},
                             room.facts,
@@ -78,8 +87,9 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
                             a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
                             a.rows.next_n};
   PickParams picking{};
-  picking.emission = {a.out, a.topk, shard, absolute_slots, exec.stats};
+  picking.emission = emission;
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
+  picking.keys = most_keys(shape, a.admit);
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },
                                                       [&](const Group& g) {
@@ -90,11 +100,16 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
 
 }  // namespace
 
-void mqa_topk(const MqaTopk& a, const Exec& exec) { search(Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec); }
-
-void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
-  search(Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+void mqa_topk(Cores cores, const MqaTopk& a, const Exec& exec) {
+  search(cores, Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec);
 }
+
+void paged_mqa_topk(Cores cores, const PagedMqaTopk& a, const Exec& exec) {
+  search(cores, Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+}
+
+void mqa_topk(const MqaTopk& a, const Exec& exec) { mqa_topk(Cores::portable, a, exec); }
+void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) { paged_mqa_topk(Cores::portable, a, exec); }
 
 void topk(const Topk& a, const Exec& exec) {
   if (a.rows.count == 0) return;
@@ -108,6 +123,7 @@ void topk(const Topk& a, const Exec& exec) {
   picking.emission = {a.out, a.topk, Shard{}, false, exec.stats};
   picking.scores = a.scores, picking.mask = a.admit.mask, picking.rows = a.rows, picking.admit = a.admit;
   picking.room = room, picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
+  picking.keys = shape.keys;
   Walk{room, a.rows.count, 1}([&](const Group& g) { look(look_at, g, launch); },
                               [&](const Group& g) { pick(picking, g, launch); });
 }

@@ -7,6 +7,7 @@
 #include "cuda/keys.h"
 #include "cuda/launch.h"
 #include "cuda/room.h"
+#include "cuda/stages.h"
 
 namespace topkey::cuda {
 
@@ -39,6 +40,7 @@ struct ScoreSink {
   int32_t force_first, force_last;
 };
 struct ScoreParams {
+  Cores cores;
   KeySource keys;
   Query q;
   ScoreSink sink;
@@ -60,8 +62,12 @@ struct PickParams {
   Rows rows;
   Admit admit;
   Room room;
+  int64_t keys;  ///< most that a row can look at
   bool has_entries, has_blocks;
 };
+/// The same where a row's scores fit a thread block's shared memory and positions alone decide the order of the answer;
+/// false where that is not so.
+bool pick_quickly(const PickParams& params, const Group& group, const Launch& launch);
 /// Picks the group's winners: from given scores, or from those that score() has left in room.scores.
 void pick(const PickParams& params, const Group& group, const Launch& launch);
 

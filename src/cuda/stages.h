@@ -9,9 +9,17 @@
 
 namespace topkey::cuda {
 
+/// Whose arithmetic a score has: the portable backend's or Hopper's.
+enum class Cores { portable, hopper };
+
 #define X(name, Args) void name(const Args&, const Exec&);
 TOPKEY_OPERATIONS(X)
 #undef X
+/// Of them, those that score take an arithmetic; the ones above are the portable backend's.
+void mqa_logits(Cores cores, const MqaLogits&, const Exec&);
+void paged_mqa_logits(Cores cores, const PagedMqaLogits&, const Exec&);
+void mqa_topk(Cores cores, const MqaTopk&, const Exec&);
+void paged_mqa_topk(Cores cores, const PagedMqaTopk&, const Exec&);
 
 /// All columns of i32 rows [0, rows) to -1.
 void clear_rows(const Tensor& t, int64_t rows, const Exec& exec);
@@ -19,16 +27,20 @@ void clear_rows(const Tensor& t, int64_t rows, const Exec& exec);
 KernelList look_kernels();
 KernelList score_kernels();
 KernelList score_f32_kernels();
+KernelList score_sm90_kernels();
+KernelList decode_kernels();
 KernelList pick_kernels();
+KernelList pick_quick_kernels();
 KernelList merge_kernels();
 KernelList logits_kernels();
 KernelList rows_kernels();
 KernelList quantize_kernels();
 KernelList cache_kernels();
 
-inline std::array<KernelList, 9> kernel_lists() {
-  return {look_kernels(),   score_kernels(), score_f32_kernels(), pick_kernels(), merge_kernels(),
-          logits_kernels(), rows_kernels(),  quantize_kernels(),  cache_kernels()};
+inline std::array<KernelList, 12> kernel_lists() {
+  return {look_kernels(),   score_kernels(),      score_f32_kernels(), score_sm90_kernels(),
+          pick_kernels(),   pick_quick_kernels(), decode_kernels(),    merge_kernels(),
+          logits_kernels(), rows_kernels(),       quantize_kernels(),  cache_kernels()};
 }
 
 }  // namespace topkey::cuda

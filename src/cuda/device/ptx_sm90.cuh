@@ -32,6 +32,42 @@ __device__ __forceinline__ void wait_copies() {
 /// What this thread wrote to shared memory becomes visible to the tensor cores' reads behind the next barrier.
 __device__ __forceinline__ void fence_tensor_reads() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// Barriers in shared memory (8 bytes) that also count bytes of bulk copies. A phase ends when `arrivals` have come and
+/// all bytes are there.
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void arrive_at(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+/// Until the phase of this parity has ended.
+__device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{ .reg .pred p; wait_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done_%=; bra wait_%=; "
+      "done_%=: }" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+/// A box of a tensor map to shared memory; coordinates from the innermost on.
+__device__ __forceinline__ void copy_box(uint32_t to, const void* map, int32_t x, int32_t y, int32_t z,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+      : "memory");
+}
+/// `bytes` (a multiple of 16) from one place to another, both aligned to 16.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
 /// Barrier `id` (1..15) of `threads` threads.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

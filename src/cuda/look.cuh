@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// A row's window and which of its positions can be reached, for every kernel that looks at rows.
+#pragma once
+#include "cuda/device/keys.cuh"
+#include "cuda/search_parts.h"
+
+namespace topkey::cuda {
+
+__device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+__device__ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/// Window and reach of a row; by every thread alike.
+__device__ inline RowFact window_fact(const LookParams& p, int64_t row, int64_t* skipped) {
+  const Window w = window_of(p.rows, row, p.keys.count);
+  RowFact f{};
+  f.start = w.start, f.end = w.end;
+  f.request = static_cast<int32_t>(w.request);
+  f.table_row = table_row_of(p.keys, row, w.request);
+  f.topk = static_cast<uint32_t>(p.topk);
+  if (p.row_topk.data != nullptr) f.topk = static_cast<uint32_t>(least(most(integer(p.row_topk, row), 0), p.topk));
+  *skipped = f.table_row == -2;
+  if (f.table_row < 0 || w.end <= w.start) {
+    if (f.table_row < 0) f.end = f.start;  // fill only, and no newest block
+    return f;
+  }
+  const int64_t count = least(p.keys.count, p.width);
+  const int64_t low = most(w.start, 0);
+  int64_t high = p.rows.max_len > 0 ? least(count, w.start + p.rows.max_len) : count;
+  high = most(least(w.end, high), low);
+  const int64_t low_cut = least(low, high);
+  if (low_cut < high) f.low = static_cast<int32_t>(low_cut), f.high = static_cast<int32_t>(high);
+  f.n = static_cast<uint32_t>(f.high - f.low);
+  if (!p.has_candidates) *skipped += w.end - w.start - f.n;
+  return f;
+}
+
+}  // namespace topkey::cuda
