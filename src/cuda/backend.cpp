@@ -14,17 +14,16 @@ constexpr int64_t kMaxScoredDim = 256, kMaxProducedDim = 16384;
 
 /// Of its key formats, those that run on tensor cores.
 bool on_tensor_cores(KeyFormat format, DType q) {
-  return format == KeyFormat::fp8 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+  return format == KeyFormat::fp8 || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
          (format == KeyFormat::f16 && q == DType::f16);
 }
 
-bool has_format(KeyFormat format) { return format != KeyFormat::mxfp4 && format != KeyFormat::fp8_fnuz; }
+bool has_format(KeyFormat format) { return format != KeyFormat::fp8_fnuz; }
 
 bool produces(Op op) { return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k; }
 
 const char* why_not(Op op, const Shape& shape) {
   if (op == Op::pool_k || op == Op::compress_k || op == Op::expand_pools) return "it does not have this operation yet";
-  if (shape.format == KeyFormat::mxfp4) return "it does not have mxfp4 keys yet";
   if (shape.format == KeyFormat::fp8_fnuz) return "it does not have fp8_fnuz keys, which are those of AMD caches";
   if (shape.whole)
     return "it does not have starts, candidates, forced keys and blocks under a shard, or their merge, yet";

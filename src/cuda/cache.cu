@@ -30,8 +30,7 @@ struct GatherJob {
 /// Bytes of row `row` of dense keys of this layout.
 __device__ RowBytes dense_row(const Tensor& values, const Tensor& scales, const PageLayout& layout, int64_t row) {
   const int64_t element_bytes = layout.value / values.shape[1];
-  uint8_t* scale = scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(scales, row)) : nullptr;
-  return {static_cast<uint8_t*>(values.data) + row * values.stride[0] * element_bytes, scale};
+  return {static_cast<uint8_t*>(values.data) + row * values.stride[0] * element_bytes, scale_at(scales, row)};
 }
 
 __device__ void copy_bytes(uint8_t* to, const uint8_t* from, int64_t bytes) {
@@ -54,9 +53,11 @@ __device__ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& 
     if (format == KeyFormat::f16) byte = i % 2 == 0 ? 0x00 : 0x7E;
     if (format == KeyFormat::f32) byte = kCanonicalNan >> (8 * (i % 4)) & 0xFF;
     if (format == KeyFormat::q8_0) byte = i % 34 == 1 ? 0x7E : 0x00;
+    if (format == KeyFormat::mxfp4) byte = 0x00;
     to.values[i] = static_cast<uint8_t>(byte);
   }
   if (format == KeyFormat::fp8 && lane_id() == 0) store_word(to.scale, kCanonicalNan);
+  for (int64_t i = lane_id(); format == KeyFormat::mxfp4 && i < layout.scale; i += 32) to.scale[i] = 255;
 }
 
 /// True if a later row has the same slot: of equal slots the last row is stored, whole.
@@ -146,7 +147,7 @@ void store_k(const StoreK& a, const Exec& exec) {
   Recipe& r = job.recipe;
   r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
   r.input = a.k.dtype;
-  r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.cache.format;
+  r.rule = key_facts(a.rule, a.scale, a.cache.format), r.scale = a.scale, r.format = a.cache.format;
   r.head_dim = static_cast<int32_t>(dim);
   const int warps = warps_for(dim);
   store_rows<<<launch.blocks((rows + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(job);

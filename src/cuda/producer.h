@@ -21,6 +21,14 @@ inline RuleFacts facts_of(QuantRule rule, bool query, ScaleRule scale) {
   }
 }
 
+/// Of keys: nothing is rounded for its rope alone, and mxfp4 has one rule.
+inline RuleFacts key_facts(QuantRule rule, ScaleRule scale, KeyFormat format) {
+  RuleFacts facts = facts_of(rule, false, scale);
+  facts.roped_bf16 = false;
+  facts.whole_bf16 = facts.whole_bf16 || format == KeyFormat::mxfp4;
+  return facts;
+}
+
 inline float hadamard_scale(int64_t head_dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
 }

@@ -44,6 +44,8 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
     float q_scale = 1.0f;
     if (job.a.format == KeyFormat::fp8) {
       q_scale = quantize_fp8(job.recipe, x, element<uint8_t>(job.a.q_out, row, h));
+    } else if (job.a.format == KeyFormat::mxfp4) {
+      quantize_mxfp4(job.recipe, x, element<uint8_t>(job.a.q_out, row, h), scale_at(job.a.q_scales_out, row, h));
     } else {
       for (int d = lane_id(); d < dim; d += 32) put_real(job.a.q_out, one_nan(x[d]), row, h, d);
     }
@@ -66,8 +68,7 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild);
     const DenseKeys& out = job.a.out;
     uint8_t* values = static_cast<uint8_t*>(out.values.data) + row * out.values.stride[0] * job.element_bytes;
-    uint8_t* scale = out.scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(out.scales, row)) : nullptr;
-    quantize_row(job.recipe, x, values, scale);
+    quantize_row(job.recipe, x, values, scale_at(out.scales, row));
     __syncwarp();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
@@ -89,7 +90,7 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   Recipe& r = job.recipe;
   r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim), r.input = a.q.dtype;
   r.rule = facts_of(a.rule, true, ScaleRule::ue8m0), r.scale = ScaleRule::ue8m0, r.format = a.format;
-  r.rule.roped_bf16 = r.rule.roped_bf16 && a.format == KeyFormat::fp8;
+  r.rule.roped_bf16 = a.format == KeyFormat::mxfp4 || (r.rule.roped_bf16 && a.format == KeyFormat::fp8);
   r.head_dim = static_cast<int32_t>(dim);
   const int warps = warps_for(dim);
   quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(
@@ -105,7 +106,7 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
   Recipe& r = job.recipe;
   r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
   r.input = a.k.dtype;
-  r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.out.format;
+  r.rule = key_facts(a.rule, a.scale, a.out.format), r.scale = a.scale, r.format = a.out.format;
   r.head_dim = static_cast<int32_t>(dim);
   if (a.out.format == KeyFormat::f32) job.element_bytes = 4;
   if (a.out.format == KeyFormat::bf16 || a.out.format == KeyFormat::f16) job.element_bytes = 2;

@@ -18,6 +18,35 @@ struct KeyTile {
 /// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it, at any address.
 enum class Fit { exact, steps, ragged };
 
+/// Reads this lane's part of kTiles x 16 keys whose scales are in the operands; scales: where those of each key begin.
+template <class Codes, Fit kFit, int kTiles, int kSteps>
+__device__ __forceinline__ void load_scaled_keys(KeyTile<kTiles, kSteps>& tile,
+                                                 const uint8_t* const (&rows)[2 * kTiles],
+                                                 const uint8_t* const (&scales)[2 * kTiles], int dim) {
+  const int c = threadIdx.x & 3;
+  uint8_t bytes[2 * kTiles][kSteps / 2];
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const uint8_t* own = rows[i] + Codes::offset(4 * c);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const bool there = kFit == Fit::exact || s * 16 < dim;
+      Four f{0, 0};
+      if (there) f = kFit == Fit::ragged ? Codes::read_bytes(own, s * 16) : Codes::read(own, s * 16);
+      tile.a[i / 2][s][i % 2] = f.low;
+      if (s % 2 == 0) bytes[i][s / 2] = there ? __ldg(scales[i] + s / 2) : 0;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const Four f = Codes::operand({tile.a[i / 2][s][i % 2], 0}, Codes::scale_pair(bytes[i][s / 2]));
+      tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
+    }
+  }
+}
+
 /// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24); where there is no
 /// key, of anything that can be read. All reads are under way before the first is looked at. Returns a bit for each of
 /// these keys: one of its codes is NaN.

@@ -168,10 +168,30 @@ __device__ inline void quantize_q8_0(const Recipe& p, const float* x, uint8_t* b
   }
 }
 
+/// Pairs of e2m1 codes, low nibble first, and a ue8m0 byte for each block of 32. Lane = element.
+__device__ inline void quantize_mxfp4(const Recipe& p, float* x, uint8_t* codes, uint8_t* scales) {
+  for (int b = 0; b < p.head_dim / 32; ++b, x += 32, codes += 16) {
+    if (p.rule.whole_bf16) x[lane_id()] = round_to_bf16(x[lane_id()]);
+    const float amax = amax_of(x, 32);
+    const float floor = 6.0f * exp2_int(-126);
+    int e = 128;
+    uint32_t code = 0;
+    if (!is_nan(amax)) {
+      e = ceil_log2((amax > floor ? amax : floor) / 6.0f);  // within -126..126: a / 6 cannot leave that
+      code = float_to_e2m1(x[lane_id()] * exp2_int(-e));
+    }
+    const uint32_t next = __shfl_down_sync(kWarp, code, 1);
+    if (lane_id() % 2 == 0) codes[lane_id() / 2] = static_cast<uint8_t>(code | next << 4);
+    if (lane_id() == 0) scales[b] = static_cast<uint8_t>(e + 127);
+  }
+}
+
 /// x in p.format to the bytes of one row; scale only where the format has one.
 __device__ inline void quantize_row(const Recipe& p, float* x, uint8_t* values, uint8_t* scale) {
   if (p.format == KeyFormat::q8_0) {
     quantize_q8_0(p, x, values);
+  } else if (p.format == KeyFormat::mxfp4) {
+    quantize_mxfp4(p, x, values, scale);
   } else if (p.format == KeyFormat::fp8) {
     const float s = quantize_fp8(p, x, values);
     if (lane_id() == 0) store_word(scale, __float_as_uint(s));

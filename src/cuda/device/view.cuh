@@ -16,6 +16,12 @@ __device__ __forceinline__ T* element(const Tensor& t, int64_t i, int64_t j = 0,
   return static_cast<T*>(t.data) + i * t.stride[0] + (t.ndim > 1 ? j * t.stride[1] : 0) +
          (t.ndim > 2 ? k * t.stride[2] : 0);
 }
+/// Bytes of the scales of row i (and head j): f32, i32, or u8 and e8m0.
+__device__ __forceinline__ uint8_t* scale_at(const Tensor& t, int64_t i, int64_t j = 0) {
+  if (t.data == nullptr) return nullptr;
+  return t.dtype == DType::f32 || t.dtype == DType::i32 ? reinterpret_cast<uint8_t*>(element<int32_t>(t, i, j))
+                                                        : element<uint8_t>(t, i, j);
+}
 /// i32 or i64.
 __device__ __forceinline__ int64_t integer(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
   return t.dtype == DType::i64 ? *element<int64_t>(t, i, j, k) : *element<int32_t>(t, i, j, k);
@@ -89,6 +95,12 @@ __device__ inline uint8_t float_to_e4m3(float x) {
   const uint32_t sign = (__float_as_uint(x) >> 24) & 0x80u;
   const uint32_t magnitude = is_finite(x) ? round_magnitude(x, 3, 7) : 0x7Eu;
   return static_cast<uint8_t>(sign | (magnitude > 0x7Eu ? 0x7Eu : magnitude));
+}
+/// Nearest even, saturating to +-6; the sign of zero stays.
+__device__ inline uint8_t float_to_e2m1(float x) {
+  const uint32_t sign = (__float_as_uint(x) >> 28) & 8u;
+  const uint32_t magnitude = is_finite(x) ? round_magnitude(x, 1, 1) : 7u;
+  return static_cast<uint8_t>(sign | (magnitude > 7u ? 7u : magnitude));
 }
 /// e = ceil(log2 s), exactly, of a positive finite f32.
 __device__ inline int ceil_log2(float s) {
