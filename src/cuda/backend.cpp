@@ -20,10 +20,11 @@ bool on_tensor_cores(KeyFormat format, DType q) {
 
 bool has_format(KeyFormat format) { return format != KeyFormat::fp8_fnuz; }
 
-bool produces(Op op) { return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k; }
+bool produces(Op op) {
+  return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k || op == Op::pool_k || op == Op::compress_k;
+}
 
 const char* why_not(Op op, const Shape& shape) {
-  if (op == Op::pool_k || op == Op::compress_k || op == Op::expand_pools) return "it does not have this operation yet";
   if (shape.format == KeyFormat::fp8_fnuz) return "it does not have fp8_fnuz keys, which are those of AMD caches";
   if (shape.whole)
     return "it does not have starts, candidates, forced keys and blocks under a shard, or their merge, yet";
@@ -84,9 +85,9 @@ constinit const Backend kPortable = {
     .mqa_topk = mqa_topk,
     .paged_mqa_topk = paged_mqa_topk,
     .merge_topk = merge_topk,
-    .pool_k = nullptr,
-    .compress_k = nullptr,
-    .expand_pools = nullptr,
+    .pool_k = pool_k,
+    .compress_k = compress_k,
+    .expand_pools = expand_pools,
 };
 
 }  // namespace topkey::cuda

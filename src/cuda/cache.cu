@@ -91,7 +91,7 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
     }
     for (int d = lane_id(); d < dim; d += 32) x[d] = real(a.k, row, d);
     __syncwarp();
-    const bool wild = transform(job.recipe, row, x);
+    const bool wild = transform(job.recipe, rope_position(job.recipe, row), x);
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild);
     if (!again) quantize_row(job.recipe, x, to.values, to.scale);
     __syncwarp();

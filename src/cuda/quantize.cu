@@ -39,7 +39,7 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
     const int64_t row = v / heads, h = v % heads;
     for (int d = lane_id(); d < dim; d += 32) x[d] = real(job.a.q, row, h, d);
     __syncwarp();
-    const bool wild = transform(job.recipe, row, x);
+    const bool wild = transform(job.recipe, rope_position(job.recipe, row), x);
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild && h == 0);
     float q_scale = 1.0f;
     if (job.a.format == KeyFormat::fp8) {
@@ -64,7 +64,7 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * warps) {
     for (int d = lane_id(); d < dim; d += 32) x[d] = real(job.a.k, row, d);
     __syncwarp();
-    const bool wild = transform(job.recipe, row, x);
+    const bool wild = transform(job.recipe, rope_position(job.recipe, row), x);
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild);
     const DenseKeys& out = job.a.out;
     uint8_t* values = static_cast<uint8_t*>(out.values.data) + row * out.values.stride[0] * job.element_bytes;

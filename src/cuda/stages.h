@@ -25,10 +25,11 @@ KernelList logits_kernels();
 KernelList rows_kernels();
 KernelList quantize_kernels();
 KernelList cache_kernels();
+KernelList pool_kernels();
 
-inline std::array<KernelList, 9> kernel_lists() {
-  return {look_kernels(),   score_kernels(), score_f32_kernels(), pick_kernels(), merge_kernels(),
-          logits_kernels(), rows_kernels(),  quantize_kernels(),  cache_kernels()};
+inline std::array<KernelList, 10> kernel_lists() {
+  return {look_kernels(),   score_kernels(), score_f32_kernels(), pick_kernels(),  merge_kernels(),
+          logits_kernels(), rows_kernels(),  quantize_kernels(),  cache_kernels(), pool_kernels()};
 }
 
 }  // namespace topkey::cuda

@@ -66,9 +66,8 @@ __device__ inline void apply_norm(const Recipe& p, float* x) {
 }
 
 /// A position outside the table makes the whole vector NaN; true if it did.
-__device__ inline bool apply_rope(const Recipe& p, int64_t row, float* x) {
+__device__ inline bool apply_rope(const Recipe& p, int64_t position, float* x) {
   const Rope& rope = p.rope;
-  const int64_t position = integer(rope.positions, row);
   if (position < 0 || position >= rope.cos_sin.shape[0]) {
     for (int d = lane_id(); d < p.head_dim; d += 32) x[d] = __uint_as_float(kCanonicalNan);
     __syncwarp();
@@ -102,11 +101,16 @@ __device__ inline void apply_hadamard(const Recipe& p, float* x) {
   __syncwarp();
 }
 
-/// In place; true if the row's rope position is wild.
-__device__ inline bool transform(const Recipe& p, int64_t row, float* x) {
+/// Where the vector of a row is rotated.
+__device__ inline int64_t rope_position(const Recipe& p, int64_t row) {
+  return p.rope.dim > 0 ? integer(p.rope.positions, row) : 0;
+}
+
+/// In place; true if the rope position is wild.
+__device__ inline bool transform(const Recipe& p, int64_t position, float* x) {
   bool wild = false;
   if (p.norm.kind != NormKind::none) apply_norm(p, x);
-  if (p.rope.dim > 0) wild = apply_rope(p, row, x);
+  if (p.rope.dim > 0) wild = apply_rope(p, position, x);
   if (p.hadamard) apply_hadamard(p, x);
   return wild;
 }
