@@ -14,18 +14,15 @@ constexpr int64_t kMaxScoredDim = 256, kMaxProducedDim = 16384;
 
 /// Of its key formats, those that run on tensor cores.
 bool on_tensor_cores(KeyFormat format, DType q) {
-  return format == KeyFormat::fp8 || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+  return is_fp8(format) || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
          (format == KeyFormat::f16 && q == DType::f16);
 }
-
-bool has_format(KeyFormat format) { return format != KeyFormat::fp8_fnuz; }
 
 bool produces(Op op) {
   return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k || op == Op::pool_k || op == Op::compress_k;
 }
 
 const char* why_not(Op op, const Shape& shape) {
-  if (shape.format == KeyFormat::fp8_fnuz) return "it does not have fp8_fnuz keys, which are those of AMD caches";
   if (shape.whole)
     return "it does not have starts, candidates, forced keys and blocks under a shard, or their merge, yet";
   if (shape.tiled) return "it does not have tiled pages, which are those of AMD caches";
@@ -37,12 +34,11 @@ const char* why_not(Op op, const Shape& shape) {
 }
 
 const char* arithmetic(KeyFormat format, DType q) {
-  if (!has_format(format)) return nullptr;
   if (!on_tensor_cores(format, q)) return "f32";
   return format == KeyFormat::f16 ? "f16mma" : "bf16mma";
 }
 constexpr const char* kStrategies[] = {"radix", nullptr};
-int32_t numerics(KeyFormat format) { return has_format(format) ? 1 : 0; }
+int32_t numerics(KeyFormat) { return 1; }
 
 size_t workspace_bytes(Op op, const Shape& shape) {
   switch (op) {

@@ -48,7 +48,7 @@ __device__ void copy_row(const RowBytes& to, const uint8_t* values, const uint8_
 /// A key that scores NaN for every query: what stands where no key can be read.
 __device__ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
   for (int64_t i = lane_id(); i < layout.value; i += 32) {
-    uint32_t byte = 0x7F;  // fp8
+    uint32_t byte = format == KeyFormat::fp8_fnuz ? 0x80 : 0x7F;  // e4m3
     if (format == KeyFormat::bf16) byte = i % 2 == 0 ? 0xC0 : 0x7F;
     if (format == KeyFormat::f16) byte = i % 2 == 0 ? 0x00 : 0x7E;
     if (format == KeyFormat::f32) byte = kCanonicalNan >> (8 * (i % 4)) & 0xFF;
@@ -56,7 +56,7 @@ __device__ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& 
     if (format == KeyFormat::mxfp4) byte = 0x00;
     to.values[i] = static_cast<uint8_t>(byte);
   }
-  if (format == KeyFormat::fp8 && lane_id() == 0) store_word(to.scale, kCanonicalNan);
+  if (is_e4m3(format) && lane_id() == 0) store_word(to.scale, kCanonicalNan);
   for (int64_t i = lane_id(); format == KeyFormat::mxfp4 && i < layout.scale; i += 32) to.scale[i] = 255;
 }
 

@@ -303,11 +303,11 @@ void run_kind(const char* op, const Kind& kind, const Exec& exec) {
   const Launch launch(op, exec);
   const int64_t own = 8 * int64_t{c.tokens} + 4 * int64_t{c.recipe.head_dim};  // bytes a warp
   const int64_t warps = std::clamp<int64_t>(48 * 1024 / own, 1, 4);
-  make_keys<<<launch.blocks((rows + warps - 1) / warps, 8), static_cast<unsigned>(32 * warps),
-              static_cast<size_t>(warps * own), launch.stream()>>>(kind);
+  make_keys<Kind><<<launch.blocks((rows + warps - 1) / warps, 8), static_cast<unsigned>(32 * warps),
+                    static_cast<size_t>(warps * own), launch.stream()>>>(kind);
   TOPKEY_CUDA_LAUNCHED(op);
   if (c.state_slots.data == nullptr) return;
-  leave_state<<<launch.blocks((rows + 3) / 4, 8), 128, 0, launch.stream()>>>(kind);
+  leave_state<Kind><<<launch.blocks((rows + 3) / 4, 8), 128, 0, launch.stream()>>>(kind);
   TOPKEY_CUDA_LAUNCHED(op);
 }
 

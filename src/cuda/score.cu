@@ -226,6 +226,7 @@ Choice choose(int dim, bool words) {
       TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRIES(Fp8Codes),
+                                TOPKEY_ENTRIES(FnuzCodes),
                                 TOPKEY_ENTRIES(Mxfp4Codes),
                                 TOPKEY_ENTRIES(Bf16Codes),
                                 TOPKEY_ENTRIES(F16Codes)};
@@ -251,13 +252,14 @@ int64_t most_sharing(const ScoreParams& p, const Group& group) {
 KernelList score_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
 bool on_tensor_cores(KeyFormat format, DType q) {
-  return format == KeyFormat::fp8 || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+  return is_e4m3(format) || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
          (format == KeyFormat::f16 && q == DType::f16);
 }
 
 Choice choose(const KeySource& keys) {
   switch (keys.format) {
     case KeyFormat::fp8: return choose<Fp8Codes>(keys.head_dim, keys.words);
+    case KeyFormat::fp8_fnuz: return choose<FnuzCodes>(keys.head_dim, keys.words);
     case KeyFormat::mxfp4: return choose<Mxfp4Codes>(keys.head_dim, keys.words);
     case KeyFormat::bf16: return choose<Bf16Codes>(keys.head_dim, keys.words);
     default: return choose<F16Codes>(keys.head_dim, keys.words);

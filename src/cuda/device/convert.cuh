@@ -20,20 +20,27 @@ __device__ __forceinline__ uint32_t load_word(const uint8_t* at, bool words) {
          static_cast<uint32_t>(at[3]) << 24;
 }
 
-struct Fp8Codes {
+/// e4m3fn, or e4m3fnuz of AMD caches: bias 8, one NaN (0x80).
+template <bool kFnuz>
+struct E4m3Codes {
   static constexpr bool kHalf = false, kOuterScale = true, kBlockScales = false;
   static constexpr int kBytes = 1;  ///< of a tensor's element
   /// Bytes before element d.
   __host__ __device__ static constexpr int offset(int d) { return d; }
-  /// bf16 has e4m3's fraction and a wider exponent: the code's bits, shifted, are its value times 2^-120, subnormals
-  /// included; one exact product puts that right. Code 0x7F (NaN) would come out as 480: has_nan finds it.
+  /// bf16 has e4m3's fraction and a wider exponent: the code's bits, shifted, are its value times 2^-120 (fnuz: 2^-119),
+  /// subnormals included; one exact product puts that right. NaN codes would come out as numbers: has_nan finds them.
   __device__ static Four convert(uint32_t word) {
-    constexpr uint32_t kTwoTo120 = 0x7B807B80u;
+    constexpr uint32_t kPower = kFnuz ? 0x7B007B00u : 0x7B807B80u;
     const uint32_t low = __byte_perm(word, 0, 0x1404), high = __byte_perm(word, 0, 0x3424);
-    return {mul_bf16x2(((low >> 4) & 0x07F007F0u) | (low & 0x80008000u), kTwoTo120),
-            mul_bf16x2(((high >> 4) & 0x07F007F0u) | (high & 0x80008000u), kTwoTo120)};
+    return {mul_bf16x2(((low >> 4) & 0x07F007F0u) | (low & 0x80008000u), kPower),
+            mul_bf16x2(((high >> 4) & 0x07F007F0u) | (high & 0x80008000u), kPower)};
   }
-  __device__ static bool has_nan(uint32_t word) { return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0; }
+  __device__ static bool has_nan(uint32_t word) {
+    if (!kFnuz) return (((word & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u) != 0;
+    const uint32_t zero_at_nan = word ^ 0x80808080u;
+    return ((zero_at_nan - 0x01010101u) & ~zero_at_nan & 0x80808080u) != 0;
+  }
+  __device__ static bool is_nan_code(uint8_t code) { return kFnuz ? code == 0x80 : (code & 0x7F) == 0x7F; }
   /// What four elements are in memory, 4-byte aligned; and what that is as an operand. Apart, so that many reads are
   /// under way before the first is looked at.
   __device__ static Four read(const uint8_t* row, int d) {
@@ -52,6 +59,9 @@ struct Fp8Codes {
   }
 };
 
+using Fp8Codes = E4m3Codes<false>;
+using FnuzCodes = E4m3Codes<true>;
+
 /// Four elements of a query from d on, as an operand; NaN codes as NaN. Elements past `left` are 0.
 template <class Codes>
 __device__ __forceinline__ Four query_operand(const uint8_t* row, int d, int left) {
@@ -59,13 +69,16 @@ __device__ __forceinline__ Four query_operand(const uint8_t* row, int d, int lef
   const uint8_t* at = row + Codes::kBytes * d;
   const bool words = left >= 4 && reinterpret_cast<uint64_t>(at) % 4 == 0;
   const Four f = words ? Codes::operand(Codes::read(row, d), nan) : Codes::load_part(row, d, left, nan);
-  if (!nan) return f;
-  uint32_t h[4];
-  for (int i = 0; i < 4; ++i) {
-    const bool own = i < left && (at[i] & 0x7F) == 0x7F;
-    h[i] = own ? 0x7FC0u : ((i < 2 ? f.low : f.high) >> (16 * (i & 1)) & 0xFFFFu);
+  if constexpr (Codes::kOuterScale) {
+    if (!nan) return f;
+    uint32_t h[4];
+    for (int i = 0; i < 4; ++i) {
+      const bool own = i < left && Codes::is_nan_code(at[i]);
+      h[i] = own ? 0x7FC0u : ((i < 2 ? f.low : f.high) >> (16 * (i & 1)) & 0xFFFFu);
+    }
+    return {h[0] | h[1] << 16, h[2] | h[3] << 16};
   }
-  return {h[0] | h[1] << 16, h[2] | h[3] << 16};
+  return f;
 }
 
 /// bf16 or f16 as they are.

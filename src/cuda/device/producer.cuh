@@ -140,12 +140,15 @@ __device__ inline void store_word(uint8_t* to, uint32_t word) {
 __device__ inline float quantize_fp8(const Recipe& p, float* x, uint8_t* codes) {
   for (int d = lane_id(); p.rule.whole_bf16 && d < p.head_dim; d += 32) x[d] = round_to_bf16(x[d]);
   const float amax = amax_of(x, p.head_dim);
+  const bool fnuz = p.format == KeyFormat::fp8_fnuz;
   if (is_nan(amax)) {
-    for (int d = lane_id(); d < p.head_dim; d += 32) codes[d] = 0x7F;
+    for (int d = lane_id(); d < p.head_dim; d += 32) codes[d] = fnuz ? 0x80 : 0x7F;
     return amax;
   }
   const float a = amax > p.rule.floor ? amax : p.rule.floor;
-  float s = p.rule.by_reciprocal ? a * (1.0f / 448.0f) : a / 448.0f;
+  const float largest = fnuz ? 224.0f : 448.0f;  // engines use no e4m3fnuz code beyond 224, though 240 exists
+  const float reciprocal = fnuz ? 1.0f / 224.0f : 1.0f / 448.0f;
+  float s = p.rule.by_reciprocal ? a * reciprocal : a / largest;
   int e = 0;
   if (p.scale == ScaleRule::ue8m0) e = ceil_log2(s), s = exp2_int(e);
   const float inverse = 1.0f / s;
@@ -153,7 +156,7 @@ __device__ inline float quantize_fp8(const Recipe& p, float* x, uint8_t* codes) 
     const float y = p.rule.code == RuleFacts::divide     ? x[d] / s
                     : p.rule.code == RuleFacts::exponent ? x[d] * exp2_int(-e)
                                                          : x[d] * inverse;
-    codes[d] = float_to_e4m3(y);
+    codes[d] = fnuz ? float_to_e4m3fnuz(y) : float_to_e4m3(y);
   }
   return s;
 }
@@ -196,7 +199,7 @@ __device__ inline void quantize_row(const Recipe& p, float* x, uint8_t* values, 
     quantize_q8_0(p, x, values);
   } else if (p.format == KeyFormat::mxfp4) {
     quantize_mxfp4(p, x, values, scale);
-  } else if (p.format == KeyFormat::fp8) {
+  } else if (is_e4m3(p.format)) {
     const float s = quantize_fp8(p, x, values);
     if (lane_id() == 0) store_word(scale, __float_as_uint(s));
   } else {
