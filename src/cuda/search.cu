@@ -57,15 +57,23 @@ LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& adm
   return p;
 }
 
+/// What only paged keys have: the cut of the keys over ranks, and what speaks of the whole.
+struct Part {
+  Shard shard;
+  Tensor whole_start, whole_end, block_scores;
+};
+
 /// A search over dense or paged keys.
 template <class Args>
-void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots, const Exec& exec) {
+void search(Op op, const Args& a, const KeySource& keys, const Part& part, bool absolute_slots, const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
-  const Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  shape.whole = part.shard.active();
   const Room room = make_room(op, shape, exec.workspace);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
+  look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;
   const ScoreParams scoring{keys,
                             a.q,
                             {room.scores, {}, a.admit.mask, 0, 0},
@@ -78,7 +86,8 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
                             a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
                             a.rows.next_n};
   PickParams picking{};
-  picking.emission = {a.out, a.topk, shard, absolute_slots, exec.stats};
+  picking.emission = {a.out, a.topk, part.shard, absolute_slots, exec.stats};
+  picking.block_scores = part.block_scores;
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },
@@ -90,10 +99,11 @@ void search(Op op, const Args& a, const KeySource& keys, const Shard& shard, boo
 
 }  // namespace
 
-void mqa_topk(const MqaTopk& a, const Exec& exec) { search(Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec); }
+void mqa_topk(const MqaTopk& a, const Exec& exec) { search(Op::mqa_topk, a, source_of(a.keys), Part{}, false, exec); }
 
 void paged_mqa_topk(const PagedMqaTopk& a, const Exec& exec) {
-  search(Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+  const Part part{a.keys.shard, a.whole_start, a.whole_end, a.block_scores};
+  search(Op::paged_mqa_topk, a, source_of(a.keys), part, true, exec);
 }
 
 void topk(const Topk& a, const Exec& exec) {

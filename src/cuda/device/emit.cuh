@@ -28,7 +28,8 @@ struct RowWriter {
   __device__ void put(uint32_t j, int64_t position, float score) const {
     const Selection& out = e.out;
     if (out.indices.data != nullptr)
-      *element<int32_t>(out.indices, row, j) = static_cast<int32_t>(global_of(e.shard, position) - start + base);
+      *element<int32_t>(out.indices, row, j) =
+          static_cast<int32_t>(e.shard.world_size > 1 ? global_of(e.shard, position) + base : position - start + base);
     if (out.scores.data != nullptr) *element<float>(out.scores, row, j) = score;
     if (out.slots.data == nullptr) return;
     const int64_t slot = slot_of(out.slot_map.block_table, slot_row, out.slot_map.page_size,
