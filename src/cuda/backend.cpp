@@ -23,7 +23,6 @@ bool produces(Op op) {
 }
 
 const char* why_not(Op op, const Shape& shape) {
-  if (shape.tiled) return "it does not have tiled pages, which are those of AMD caches";
   if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) && shape.head_dim > kMaxScoredDim) {
     return "on tensor cores it takes head_dim 256 at most";
   }

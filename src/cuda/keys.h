@@ -45,6 +45,7 @@ inline KeySource source_of(const PagedKeys& keys) {
   s.value_step = layout.value_step;
   s.scale_step = layout.scale_step;
   s.words = words_suit(s.values, s.value_step);
+  if (layout.tile > 0) s.layout = layout;
   s.block_table = keys.block_table;
   return s;
 }

@@ -97,6 +97,7 @@ struct Common {
   Recipe recipe;
   int64_t entries;  ///< of the state
   int tokens;       ///< of a pool or window
+  int64_t scratch;  ///< bytes a warp, for tiled pages
   uint64_t* stats;
 
   /// State slot of a real row; -1: none.
@@ -231,7 +232,7 @@ __device__ bool made_again(const Kind& kind, int64_t row, int64_t rows, int64_t 
 
 /// The key row that `row` completes, if it does, to its slot.
 template <class Kind>
-__device__ void make_row(const Kind& kind, int64_t row, int64_t rows, int64_t* sources, float* x) {
+__device__ void make_row(const Kind& kind, int64_t row, int64_t rows, int64_t* sources, float* x, uint8_t* scratch) {
   const Common& c = kind.c;
   const int64_t slot = integer(c.slot_mapping, row), slots = c.cache.pages.shape[0] * c.cache.page_size;
   if (slot < 0 || !kind.wants(row)) return;
@@ -254,8 +255,7 @@ __device__ void make_row(const Kind& kind, int64_t row, int64_t rows, int64_t* s
   transform(c.recipe, position, x);
   const int64_t offset = slot % c.cache.page_size;
   uint8_t* page = static_cast<uint8_t*>(c.cache.pages.data) + slot / c.cache.page_size * c.cache.pages.stride[0];
-  quantize_row(c.recipe, x, page + offset * c.layout.value_step,
-               page + c.layout.scale_base + offset * c.layout.scale_step);
+  quantize_to_page(c.recipe, x, c.layout, page, offset, scratch);
   __syncwarp();
 }
 
@@ -265,9 +265,12 @@ __global__ void make_keys(const __grid_constant__ Kind kind) {
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
   int64_t* sources = memory + warp * kind.c.tokens;
   float* x = reinterpret_cast<float*>(memory + warps * kind.c.tokens) + warp * kind.c.recipe.head_dim;
+  const Common& c = kind.c;
+  uint8_t* scratch =
+      reinterpret_cast<uint8_t*>(memory + warps * c.tokens) + warps * c.recipe.head_dim * 4 + warp * c.scratch;
   const int64_t rows = kind.c.slot_mapping.shape[0];
   for (int64_t row = int64_t{blockIdx.x} * warps + warp; row < rows; row += int64_t{gridDim.x} * warps)
-    make_row(kind, row, rows, sources, x);
+    make_row(kind, row, rows, sources, x, scratch);
   if (blockIdx.x == 0 && threadIdx.x == 0) count(kind.c.stats, kRows, static_cast<uint64_t>(rows));
 }
 
@@ -289,7 +292,7 @@ __global__ __launch_bounds__(128) void leave_state(const __grid_constant__ Kind 
   }
 }
 
-constexpr int kMostShared = static_cast<int>(kMaxProducerDim) * 4 + kMaxTokens * 8;
+constexpr int kMostShared = kMostProducerShared + kMaxTokens * 8;
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&make_keys<Pools>), kMostShared},
                                 {reinterpret_cast<const void*>(&make_keys<Windows>), kMostShared},
                                 {reinterpret_cast<const void*>(&leave_state<Pools>), 0},
@@ -301,7 +304,7 @@ void run_kind(const char* op, const Kind& kind, const Exec& exec) {
   const int64_t rows = c.slot_mapping.shape[0];
   if (rows == 0) return;
   const Launch launch(op, exec);
-  const int64_t own = 8 * int64_t{c.tokens} + 4 * int64_t{c.recipe.head_dim};  // bytes a warp
+  const int64_t own = 8 * int64_t{c.tokens} + 4 * int64_t{c.recipe.head_dim} + c.scratch;  // bytes a warp
   const int64_t warps = std::clamp<int64_t>(48 * 1024 / own, 1, 4);
   make_keys<Kind><<<launch.blocks((rows + warps - 1) / warps, 8), static_cast<unsigned>(32 * warps),
                     static_cast<size_t>(warps * own), launch.stream()>>>(kind);
@@ -315,6 +318,7 @@ Common common_of(const KeyCache& cache, const Tensor& slot_mapping, QuantRule ru
   Common c{};
   c.slot_mapping = slot_mapping, c.cache = cache;
   c.layout = page_layout(cache.format, cache.layout, cache.page_size, cache.head_dim);
+  c.scratch = scratch_for(c.layout);
   c.batch.rows.count = slot_mapping.shape[0];
   Recipe& r = c.recipe;
   r.rule = key_facts(rule, scale, cache.format), r.scale = scale, r.format = cache.format, r.head_dim = cache.head_dim;

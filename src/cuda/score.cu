@@ -117,13 +117,20 @@ __device__ __forceinline__ uint32_t fetch_keys(const ScoreJob& job, const KeyByt
   const uint8_t* nothing = reinterpret_cast<const uint8_t*>(job.p.facts);
   const uint8_t* rows[2 * kTiles];
   all(own.values != nullptr ? own.values : nothing, rows);
+  Tiled<2 * kTiles> tiled{};
+  if constexpr (kFit == Fit::tiled) {
+    const PageLayout& layout = job.p.keys.layout;
+    tiled.tile = static_cast<int>(layout.tile), tiled.scale_bytes = static_cast<int>(layout.scale);
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) tiled.spread[i] = rows[i] == nothing ? 0 : tiled.tile - 1;
+  }
   if constexpr (Codes::kBlockScales) {
     const uint8_t* scales[2 * kTiles];
     all(own.values != nullptr ? own.scale : nothing, scales);
-    load_scaled_keys<Codes, kFit>(tile, rows, scales, job.p.keys.head_dim);
+    load_scaled_keys<Codes, kFit>(tile, rows, scales, job.p.keys.head_dim, tiled);
     return 0;
   } else {
-    return load_keys<Codes, kFit>(tile, rows, job.p.keys.head_dim);
+    return load_keys<Codes, kFit>(tile, rows, job.p.keys.head_dim, tiled);
   }
 }
 
@@ -225,6 +232,9 @@ Choice choose(int dim, bool words) {
   TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), \
       TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
+                                TOPKEY_ENTRY(Fp8Codes, Fit::tiled, 1, 16),
+                                TOPKEY_ENTRY(FnuzCodes, Fit::tiled, 1, 16),
+                                TOPKEY_ENTRY(Mxfp4Codes, Fit::tiled, 1, 16),
                                 TOPKEY_ENTRIES(Fp8Codes),
                                 TOPKEY_ENTRIES(FnuzCodes),
                                 TOPKEY_ENTRIES(Mxfp4Codes),
@@ -257,6 +267,11 @@ bool on_tensor_cores(KeyFormat format, DType q) {
 }
 
 Choice choose(const KeySource& keys) {
+  if (keys.layout.tile > 0) {
+    if (keys.format == KeyFormat::mxfp4) return {score_mma<Mxfp4Codes, Fit::tiled, 1, 16>, 1};
+    if (keys.format == KeyFormat::fp8) return {score_mma<Fp8Codes, Fit::tiled, 1, 16>, 1};
+    return {score_mma<FnuzCodes, Fit::tiled, 1, 16>, 1};
+  }
   switch (keys.format) {
     case KeyFormat::fp8: return choose<Fp8Codes>(keys.head_dim, keys.words);
     case KeyFormat::fp8_fnuz: return choose<FnuzCodes>(keys.head_dim, keys.words);

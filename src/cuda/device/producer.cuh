@@ -3,6 +3,7 @@
 // One vector through norm, rope, Hadamard, amax and quantisation by one warp, in shared memory: what quantize_q, quantize_k
 // and store_k share. f32, each step rounded once, in the order of docs/formats.md: the same bytes as every backend.
 #pragma once
+#include "cuda/device/pages.cuh"
 #include "cuda/device/rows.cuh"
 #include "topkey/quantize.h"
 
@@ -213,6 +214,20 @@ __device__ inline void quantize_row(const Recipe& p, float* x, uint8_t* values, 
       }
     }
   }
+}
+
+/// The same to a row of a page. A tiled row is made whole in `scratch` (layout.value + layout.scale bytes), then cut up.
+__device__ inline void quantize_to_page(const Recipe& p, float* x, const PageLayout& l, uint8_t* page, int64_t row,
+                                        uint8_t* scratch) {
+  uint8_t *values = page + value_start(l, row), *scales = page + scale_start(l, row);
+  if (l.tile == 0) {
+    quantize_row(p, x, values, scales);
+    return;
+  }
+  quantize_row(p, x, scratch, scratch + l.value);
+  __syncwarp();
+  for (int64_t j = lane_id(); j < l.value; j += 32) values[value_gap(l.tile, j)] = scratch[j];
+  for (int64_t j = lane_id(); j < l.scale; j += 32) scales[scale_gap(l.scale_tile, l.scale, j)] = scratch[l.value + j];
 }
 
 }  // namespace topkey::cuda
