@@ -17,7 +17,11 @@ void DeviceCopy::add(void**, size_t, Role) {}
 void DeviceCopy::upload() { no_cuda(); }
 void DeviceCopy::download() { no_cuda(); }
 uint64_t calls_on_device() { return 0; }
-void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec) {
+void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const Exec& exec) {
+  if (exec.device != Device::cpu) no_cuda();
+  indexer.forward(step, exec);
+}
+void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const Exec& exec) {
   if (exec.device != Device::cpu) no_cuda();
   indexer.forward(step, exec);
 }

@@ -188,12 +188,18 @@ uint64_t calls_on_device() {
   return arena().calls;
 }
 
-void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec) {
-  if (exec.device == Device::cpu) return indexer.forward(step, exec);
+namespace {
+
+template <class Layer>
+void forward_layer(const Layer& layer, IndexerStep step, Exec exec) {
+  if (exec.device == Device::cpu) return layer.forward(step, exec);
   using Role = DeviceCopy::Role;
   DeviceCopy copy;
   EachTensor each{[&](Tensor& t) { copy.add(t, Role::input); }};
-  for (Tensor* t : {&step.k, &step.k_scales, &step.slot_mapping}) copy.add(*t, Role::input);
+  for (Tensor* t : {&step.k, &step.k_scales, &step.slot_mapping, &step.gate, &step.ape, &step.positions})
+    copy.add(*t, Role::input);
+  copy.add(step.tail_slots, Role::input);
+  copy.add(step.tail, Role::output);
   fields(each, step.norm), fields(each, step.rope), fields(each, step.q), fields(each, step.keys);
   fields(each, step.rows), fields(each, step.out);
   copy.add(step.keys.cache.pages, Role::output);
@@ -204,8 +210,17 @@ void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec 
            Role::output);
   copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);
   copy.upload();
-  indexer.forward(step, exec);
+  layer.forward(step, exec);
   copy.download();
+}
+
+}  // namespace
+
+void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const Exec& exec) {
+  forward_layer(indexer, step, exec);
+}
+void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const Exec& exec) {
+  forward_layer(indexer, step, exec);
 }
 
 }  // namespace topkey::support

@@ -85,6 +85,7 @@ void on_device(Args args, Exec exec, const Call& call, bool runs) {
 uint64_t calls_on_device();
 
 /// The layer's step likewise; on the host as it is.
-void forward_on_device(const SparseAttnIndexer& indexer, IndexerStep step, Exec exec);
+void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const Exec& exec);
+void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const Exec& exec);
 
 }  // namespace topkey::support

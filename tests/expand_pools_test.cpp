@@ -129,7 +129,8 @@ TEST_P(Expand, IsTheFormulaInEveryColumn) {
     require(compare_expansion(d.args, d.args.pools, stats));
     RC_ASSERT(d.indices.touched_outside() + d.slots.touched_outside() + d.counts.touched_outside() == "");
     wild += static_cast<int64_t>(stats[kSkippedPages] + stats[kSkippedSlots]);
-    // Strict raises exactly where something was counted, and writes nothing.
+    // Strict, where it is offered, raises exactly where something was counted, and writes nothing.
+    if (e.device == Device::cuda) return;
     for (const Guarded* g : {&d.indices, &d.slots, &d.counts}) const_cast<Guarded*>(g)->reset();
     e.strict = true, e.stats = nullptr;
     const bool counted = stats[kSkippedPages] + stats[kSkippedSlots] > 0;

@@ -176,7 +176,7 @@ class Serving {
     if (h_.addressing == Addressing::uniform) a.next_n = static_cast<int32_t>(1 + h_.speculative);
     a.tail = tail_.view();
     Exec exec = on(backend_);
-    exec.strict = random_.chance(0.5);  // nothing is wild
+    exec.strict = random_.chance(0.5) && exec.device == Device::cpu;  // nothing is wild
     exec.threads = static_cast<int32_t>(random_.between(1, 3));
     if (!all.empty()) run(a, exec);
   }

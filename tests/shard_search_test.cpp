@@ -103,7 +103,7 @@ void check_drawn(const std::string& backend, int64_t longest, Tally& tally) {
 
 TEST(ShardSearch, MergedPartsEqualTheWhole) {
   Tally tally("paged_mqa_topk under a shard with all arguments, merge_topk");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("merged parts with all arguments equal the whole", 1500, [&] { check_drawn(backend, 0, tally); });
     // Long enough that a backend cuts a row's keys into slices, which must not cut a block.
     if (backend != "ref")
@@ -114,7 +114,7 @@ TEST(ShardSearch, MergedPartsEqualTheWhole) {
 /// Every rank publishes the newest block, also one that owns nothing of it, and says so by a NaN.
 TEST(ShardSearch, RanksWithoutKeysPublishTheNewestBlock) {
   Tally tally("blocks of a rank without keys");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     ProblemSpec spec;
     spec.paged = true, spec.exact = true, spec.rows = 1, spec.keys = 5;
     const Problem whole = make_problem(spec);

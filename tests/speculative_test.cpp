@@ -153,7 +153,7 @@ void check_batch(const Batch& batch, const ProblemSpec& spec, const std::string&
 
 TEST(Speculative, EveryLayoutGivesARowItsOwnAnswer) {
   Tally tally("paged_mqa_topk, drafts");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     property("drafts in every layout", backend == "ref" ? 40 : 200, [&] {
       ProblemSpec spec = [] {
         ProblemSpec drawn;
@@ -181,7 +181,7 @@ TEST(Speculative, EveryLayoutGivesARowItsOwnAnswer) {
 /// saw windows that were too short; and its weights were those of other rows.
 TEST(Speculative, ShorterDraftsCountFromTheirOwnEnd) {
   Tally tally("paged_mqa_topk, fewer drafts than others");
-  for (const std::string& backend : host_backends()) {
+  for (const std::string& backend : every_backend()) {
     ProblemSpec spec;
     spec.exact = true, spec.seed = 77;
     const Batch batch{{21, 6, 40}, {2, 1, 3}, 1};

@@ -17,21 +17,15 @@ constexpr int64_t kMaxScoredDim = 256, kMaxProducedDim = 16384;
 
 /// Of its key formats, those that run on tensor cores.
 bool on_tensor_cores(KeyFormat format, DType q) {
-  return format == KeyFormat::fp8 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+  return is_fp8(format) || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
          (format == KeyFormat::f16 && q == DType::f16);
 }
 
-bool has_format(KeyFormat format) { return format != KeyFormat::mxfp4 && format != KeyFormat::fp8_fnuz; }
-
-bool produces(Op op) { return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k; }
+bool produces(Op op) {
+  return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k || op == Op::pool_k || op == Op::compress_k;
+}
 
 const char* why_not(Op op, const Shape& shape) {
-  if (op == Op::pool_k || op == Op::compress_k || op == Op::expand_pools) return "it does not have this operation yet";
-  if (shape.format == KeyFormat::mxfp4) return "it does not have mxfp4 keys yet";
-  if (shape.format == KeyFormat::fp8_fnuz) return "it does not have fp8_fnuz keys, which are those of AMD caches";
-  if (shape.whole)
-    return "it does not have starts, candidates, forced keys and blocks under a shard, or their merge, yet";
-  if (shape.tiled) return "it does not have tiled pages, which are those of AMD caches";
   if (shape.scored && on_tensor_cores(shape.format, shape.q_dtype) && shape.head_dim > kMaxScoredDim) {
     return "on tensor cores it takes head_dim 256 at most";
   }
@@ -40,18 +34,18 @@ const char* why_not(Op op, const Shape& shape) {
 }
 
 const char* arithmetic(KeyFormat format, DType q) {
-  if (!has_format(format)) return nullptr;
   if (!on_tensor_cores(format, q)) return "f32";
   return format == KeyFormat::f16 ? "f16mma" : "bf16mma";
 }
 constexpr const char* kStrategies[] = {"radix", nullptr};
-int32_t numerics(KeyFormat format) { return has_format(format) ? 1 : 0; }
+int32_t numerics(KeyFormat) { return 1; }
 
 constexpr int64_t kMaxHopperHeads = 128;
 
 const char* hopper_why_not(Op op, const Shape& shape) {
   if (const char* why = why_not(op, shape)) return why;
   if (!shape.scored) return nullptr;
+  if (shape.tiled) return "it does not have tiled pages (cuda.portable has)";
   if (shape.format != KeyFormat::fp8) return "it scores fp8 keys only (cuda.portable has the others)";
   if (shape.head_dim != 64 && shape.head_dim != 128)
     return "it takes head_dim 64 and 128 (cuda.portable has the others)";
@@ -111,9 +105,9 @@ constinit const Backend kHopper = {
     .mqa_topk = hopper_mqa_topk,
     .paged_mqa_topk = hopper_paged_mqa_topk,
     .merge_topk = merge_topk,
-    .pool_k = nullptr,
-    .compress_k = nullptr,
-    .expand_pools = nullptr,
+    .pool_k = pool_k,
+    .compress_k = compress_k,
+    .expand_pools = expand_pools,
 };
 
 constinit const Backend kPortable = {
@@ -142,9 +136,9 @@ constinit const Backend kPortable = {
     .mqa_topk = mqa_topk,
     .paged_mqa_topk = paged_mqa_topk,
     .merge_topk = merge_topk,
-    .pool_k = nullptr,
-    .compress_k = nullptr,
-    .expand_pools = nullptr,
+    .pool_k = pool_k,
+    .compress_k = compress_k,
+    .expand_pools = expand_pools,
 };
 
 }  // namespace topkey::cuda

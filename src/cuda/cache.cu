@@ -17,7 +17,8 @@ struct StoreJob {
   StoreK a;
   Recipe recipe;
   PageLayout layout;
-  bool ready;  ///< codes are given
+  bool ready;       ///< codes are given
+  int64_t scratch;  ///< bytes a warp, for tiled pages
   uint64_t* stats;
 };
 struct GatherJob {
@@ -30,8 +31,7 @@ struct GatherJob {
 /// Bytes of row `row` of dense keys of this layout.
 __device__ RowBytes dense_row(const Tensor& values, const Tensor& scales, const PageLayout& layout, int64_t row) {
   const int64_t element_bytes = layout.value / values.shape[1];
-  uint8_t* scale = scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(scales, row)) : nullptr;
-  return {static_cast<uint8_t*>(values.data) + row * values.stride[0] * element_bytes, scale};
+  return {static_cast<uint8_t*>(values.data) + row * values.stride[0] * element_bytes, scale_at(scales, row)};
 }
 
 __device__ void copy_bytes(uint8_t* to, const uint8_t* from, int64_t bytes) {
@@ -46,17 +46,38 @@ __device__ void copy_row(const RowBytes& to, const uint8_t* values, const uint8_
   if (layout.scale > 0) copy_bytes(to.scale, scale, layout.scale);
 }
 
+__device__ void copy_to_page(uint8_t* values, uint8_t* scale, const RowBytes& from, const PageLayout& layout) {
+  if (layout.tile == 0) {
+    copy_row({values, scale}, from.values, from.scale, layout);
+    return;
+  }
+  for (int64_t j = lane_id(); j < layout.value; j += 32) values[value_gap(layout.tile, j)] = from.values[j];
+  for (int64_t j = lane_id(); j < layout.scale; j += 32)
+    scale[scale_gap(layout.scale_tile, layout.scale, j)] = from.scale[j];
+}
+__device__ void copy_from_page(const RowBytes& to, const KeyBytes& from, const PageLayout& layout) {
+  if (layout.tile == 0) {
+    copy_row(to, from.values, from.scale, layout);
+    return;
+  }
+  for (int64_t j = lane_id(); j < layout.value; j += 32) to.values[j] = from.values[value_gap(layout.tile, j)];
+  for (int64_t j = lane_id(); j < layout.scale; j += 32)
+    to.scale[j] = from.scale[scale_gap(layout.scale_tile, layout.scale, j)];
+}
+
 /// A key that scores NaN for every query: what stands where no key can be read.
 __device__ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
   for (int64_t i = lane_id(); i < layout.value; i += 32) {
-    uint32_t byte = 0x7F;  // fp8
+    uint32_t byte = format == KeyFormat::fp8_fnuz ? 0x80 : 0x7F;  // e4m3
     if (format == KeyFormat::bf16) byte = i % 2 == 0 ? 0xC0 : 0x7F;
     if (format == KeyFormat::f16) byte = i % 2 == 0 ? 0x00 : 0x7E;
     if (format == KeyFormat::f32) byte = kCanonicalNan >> (8 * (i % 4)) & 0xFF;
     if (format == KeyFormat::q8_0) byte = i % 34 == 1 ? 0x7E : 0x00;
+    if (format == KeyFormat::mxfp4) byte = 0x00;
     to.values[i] = static_cast<uint8_t>(byte);
   }
-  if (format == KeyFormat::fp8 && lane_id() == 0) store_word(to.scale, kCanonicalNan);
+  if (is_e4m3(format) && lane_id() == 0) store_word(to.scale, kCanonicalNan);
+  for (int64_t i = lane_id(); format == KeyFormat::mxfp4 && i < layout.scale; i += 32) to.scale[i] = 255;
 }
 
 /// True if a later row has the same slot: of equal slots the last row is stored, whole.
@@ -73,6 +94,8 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
   const StoreK& a = job.a;
   const int dim = job.recipe.head_dim, warps = blockDim.x / 32;
   float* x = memory + threadIdx.x / 32 * dim;
+  uint8_t* scratch = reinterpret_cast<uint8_t*>(memory + warps * dim) + threadIdx.x / 32 * job.scratch;
+  const PageLayout& layout = job.layout;
   const int64_t rows = a.slot_mapping.shape[0], slots = a.cache.pages.shape[0] * a.cache.page_size;
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * warps) {
     const int64_t slot = integer(a.slot_mapping, row);
@@ -80,19 +103,17 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
     if (slot < 0 || slot >= slots) continue;
     const int64_t offset = slot % a.cache.page_size;
     uint8_t* page = static_cast<uint8_t*>(a.cache.pages.data) + slot / a.cache.page_size * a.cache.pages.stride[0];
-    const RowBytes to{page + offset * job.layout.value_step,
-                      page + job.layout.scale_base + offset * job.layout.scale_step};
     const bool again = comes_again(a.slot_mapping, row, rows, slot);
     if (job.ready) {
-      const RowBytes from = dense_row(a.k, a.k_scales, job.layout, row);
-      if (!again) copy_row(to, from.values, from.scale, job.layout);
+      const RowBytes from = dense_row(a.k, a.k_scales, layout, row);
+      if (!again) copy_to_page(page + value_start(layout, offset), page + scale_start(layout, offset), from, layout);
       continue;
     }
     for (int d = lane_id(); d < dim; d += 32) x[d] = real(a.k, row, d);
     __syncwarp();
-    const bool wild = transform(job.recipe, row, x);
+    const bool wild = transform(job.recipe, rope_position(job.recipe, row), x);
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild);
-    if (!again) quantize_row(job.recipe, x, to.values, to.scale);
+    if (!again) quantize_to_page(job.recipe, x, layout, page, offset, scratch);
     __syncwarp();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
@@ -124,13 +145,13 @@ __global__ __launch_bounds__(128) void gather_rows(const __grid_constant__ Gathe
       nan_row(to, job.a.out.format, job.layout);
       if (lane_id() == 0) count(job.stats, kSkippedPages, 1);
     } else {
-      copy_row(to, from.values, from.scale, job.layout);
+      copy_from_page(to, from, job.layout);
     }
   }
   if (blockIdx.x == 0) count_gathered(job, requests);
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_rows), static_cast<int>(kMaxProducerDim) * 4},
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_rows), kMostProducerShared},
                                 {reinterpret_cast<const void*>(&gather_rows), 0}};
 
 }  // namespace
@@ -142,14 +163,16 @@ void store_k(const StoreK& a, const Exec& exec) {
   if (rows == 0) return;
   const Launch launch("store_k", exec);
   const bool ready = a.k_scales.data != nullptr || a.k.dtype == DType::u8;
-  StoreJob job{a, {}, page_layout(a.cache.format, a.cache.layout, a.cache.page_size, dim), ready, exec.stats};
+  StoreJob job{a, {}, page_layout(a.cache.format, a.cache.layout, a.cache.page_size, dim), ready, 0, exec.stats};
+  job.scratch = scratch_for(job.layout);
   Recipe& r = job.recipe;
   r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
   r.input = a.k.dtype;
-  r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.cache.format;
+  r.rule = key_facts(a.rule, a.scale, a.cache.format), r.scale = a.scale, r.format = a.cache.format;
   r.head_dim = static_cast<int32_t>(dim);
   const int warps = warps_for(dim);
-  store_rows<<<launch.blocks((rows + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(job);
+  const size_t shared = shared_for(dim) + static_cast<size_t>(warps * job.scratch);
+  store_rows<<<launch.blocks((rows + warps - 1) / warps, 8), 32 * warps, shared, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("store_k");
 }
 

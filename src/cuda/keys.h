@@ -16,12 +16,13 @@ inline KeySource source_of(const DenseKeys& keys) {
   KeySource s{};
   s.format = keys.format;
   const int64_t width = keys.values.shape[1];
-  s.head_dim = static_cast<int32_t>(keys.format == KeyFormat::q8_0 ? width / 34 * 32 : width);
+  s.head_dim = static_cast<int32_t>(dim_of_elements(keys.format, width));
   s.count = keys.values.shape[0];
   s.values = static_cast<const uint8_t*>(keys.values.data);
   s.value_step = keys.values.stride[0] * (value_bytes(keys.format, s.head_dim) / std::max<int64_t>(width, 1));
   s.scales = static_cast<const uint8_t*>(keys.scales.data);
-  s.scale_step = keys.scales.data != nullptr ? keys.scales.stride[0] * 4 : 0;
+  const bool wide = keys.scales.dtype == DType::f32 || keys.scales.dtype == DType::i32;
+  s.scale_step = keys.scales.data != nullptr ? keys.scales.stride[0] * (wide ? 4 : 1) : 0;
   s.words = words_suit(s.values, s.value_step);
   s.page_size = 1;
   return s;
@@ -44,6 +45,7 @@ inline KeySource source_of(const PagedKeys& keys) {
   s.value_step = layout.value_step;
   s.scale_step = layout.scale_step;
   s.words = words_suit(s.values, s.value_step);
+  if (layout.tile > 0) s.layout = layout;
   s.block_table = keys.block_table;
   return s;
 }

@@ -50,14 +50,15 @@ __device__ void sort_ids(int32_t* ids, uint32_t size, int32_t* shared) {
 __device__ void keep_blocks(const LookParams& p, int64_t row, int32_t* ids, RowFact& f, int32_t* sort, Shared& s) {
   const Tensor& given = p.admit.candidates;
   const int64_t block = p.admit.candidate_block_size;
-  const uint32_t size = static_cast<uint32_t>(p.id_stride);
+  const uint32_t size = power_of_two(static_cast<uint32_t>(given.shape[1]));
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     const int32_t id = i < given.shape[1] ? *element<int32_t>(given, row, i) : -1;
-    ids[i] = id < 0 || f.start + id * block >= f.end ? INT32_MAX : id;
+    const BlockSpan span = block_span(f, block, id);
+    ids[i] = id < 0 || span.first >= span.last ? INT32_MAX : id;
   }
   __syncthreads();
   sort_ids(ids, size, sort);
-  uint32_t kept = 0;
+  uint32_t kept = 0, keys = 0;
   unsigned long long skipped = 0;
   if (threadIdx.x == 0) s.last_id = UINT32_MAX;
   __syncthreads();
@@ -65,24 +66,25 @@ __device__ void keep_blocks(const LookParams& p, int64_t row, int32_t* ids, RowF
     const uint32_t i = base + threadIdx.x;
     const int32_t id = i < size ? ids[i] : INT32_MAX;
     const int64_t before = i == base ? s.last_id : i < size ? ids[i - 1] : 0;
-    const int64_t first = f.start + id * block, last = least(first + block, f.end);
     const bool own = id != INT32_MAX && id != before;
-    const int64_t cut_first = most(first, f.low), cut_last = least(last, f.high);
+    const BlockSpan span = block_span(f, block, id);
+    const int64_t cut_first = most(span.first, f.low), cut_last = least(span.last, f.high);
     const int64_t reached = own && cut_first < cut_last ? cut_last - cut_first : 0;
-    if (own) skipped += static_cast<unsigned long long>(last - first - reached);
-    uint32_t total = 0;
+    if (own) skipped += static_cast<unsigned long long>(span.last - span.first - reached);
+    uint32_t total = 0, total_keys = 0;
     const uint32_t at = kept + block_scan(reached > 0, s.warps, &total);  // barriers: all ids of the round are read
+    const uint32_t keys_before = keys + block_scan(static_cast<uint32_t>(reached), s.warps, &total_keys);
     if (threadIdx.x == blockDim.x - 1) s.last_id = static_cast<uint32_t>(id);
     if (reached > 0) ids[at] = id;
-    kept += total;
+    if (reached > 0 && sharded(f)) ids[size + at] = static_cast<int32_t>(keys_before);
+    kept += total, keys += total_keys;
     __syncthreads();
   }
   if (skipped != 0) atomicAdd(&s.skipped, skipped);
   f.blocks = kept;
+  f.n = keys;
   if (kept == 0) return;
-  const int64_t first = f.start + int64_t{ids[0]} * block, end = f.start + (int64_t{ids[kept - 1]} + 1) * block;
-  f.lead = static_cast<uint32_t>(most(f.low - first, 0));
-  f.n = static_cast<uint32_t>(kept * block - f.lead - most(end - f.high, 0));
+  f.lead = sharded(f) ? size : static_cast<uint32_t>(most(f.low - (f.start + int64_t{ids[0]} * block), 0));
 }
 
 /// Keys of [first, last) whose page can be read, added up by one thread.
@@ -116,8 +118,8 @@ __device__ void count_live(const LookParams& p, int64_t row, const int32_t* ids,
     }
   } else {
     for (uint32_t b = threadIdx.x; b < f.blocks; b += blockDim.x) {
-      const int64_t first = most(f.start + int64_t{ids[b]} * block, f.low);
-      const int64_t last = least(f.start + (int64_t{ids[b]} + 1) * block, f.high);
+      const BlockSpan span = block_span(f, block, ids[b]);
+      const int64_t first = most(span.first, f.low), last = least(span.last, f.high);
       const int64_t found = readable(p.keys, f.table_row, first, last);
       live += found, skipped += last - first - found;
     }
@@ -163,8 +165,8 @@ const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&look_at_rows), k
 KernelList look_kernels() { return {kEntries, 1}; }
 
 void look(const LookParams& params, const Group& group, const Launch& launch) {
-  const size_t shared =
-      params.id_stride > 0 && params.id_stride <= kSharedIds ? static_cast<size_t>(params.id_stride) * 4 : 0;
+  const size_t size = params.id_stride > 0 ? power_of_two(static_cast<uint32_t>(params.admit.candidates.shape[1])) : 0;
+  const size_t shared = size <= kSharedIds ? size * 4 : 0;
   look_at_rows<<<launch.blocks(group.count, 8), kThreads, shared, launch.stream()>>>({params, group});
   TOPKEY_CUDA_LAUNCHED("look");
 }

@@ -2,6 +2,7 @@
 //
 // A row's window and which of its positions can be reached, for every kernel that looks at rows.
 #pragma once
+#include "cuda/device/facts.cuh"
 #include "cuda/device/keys.cuh"
 #include "cuda/search_parts.h"
 
@@ -10,18 +11,31 @@ namespace topkey::cuda {
 __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/// The row's window, its own and in the whole request: under a shard what both of them show.
+__device__ inline void set_window(const LookParams& p, int64_t row, Window& w, RowFact& f) {
+  f.whole_start = w.start, f.whole_end = w.end;
+  if (p.shard.world_size > 1) {
+    f.shard = p.shard;
+    f.whole_start = p.whole_start.data != nullptr ? integer(p.whole_start, row) : 0;
+    f.whole_end = p.whole_end.data != nullptr ? integer(p.whole_end, row) : INT32_MAX;
+    w.start = most(w.start, position_at(f, 0));
+    if (p.whole_end.data != nullptr) w.end = least(w.end, position_at(f, f.whole_end - f.whole_start));
+  }
+  f.start = w.start, f.end = w.end;
+}
+
 /// Window and reach of a row; by every thread alike.
 __device__ inline RowFact window_fact(const LookParams& p, int64_t row, int64_t* skipped) {
-  const Window w = window_of(p.rows, row, p.keys.count);
+  Window w = window_of(p.rows, row, p.keys.count);
   RowFact f{};
-  f.start = w.start, f.end = w.end;
+  set_window(p, row, w, f);
   f.request = static_cast<int32_t>(w.request);
   f.table_row = table_row_of(p.keys, row, w.request);
   f.topk = static_cast<uint32_t>(p.topk);
   if (p.row_topk.data != nullptr) f.topk = static_cast<uint32_t>(least(most(integer(p.row_topk, row), 0), p.topk));
   *skipped = f.table_row == -2;
   if (f.table_row < 0 || w.end <= w.start) {
-    if (f.table_row < 0) f.end = f.start;  // fill only, and no newest block
+    if (f.table_row < 0) f.end = f.start, f.whole_end = f.whole_start;  // fill only, and no newest block
     return f;
   }
   const int64_t count = least(p.keys.count, p.width);

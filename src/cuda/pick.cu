@@ -125,15 +125,21 @@ __device__ void pick_blocks(const Job& job, RowTask& t, const Scores& chunk, Sha
                         t.state.open_block,
                         t.state.open_key,
                         t.last};
-  const bool empty = t.f->end <= t.f->start;  // no newest block
+  const bool empty = t.f->whole_end <= t.f->whole_start;  // no newest block
+  const Tensor& out_scores = job.p.block_scores;
   Cut cut{};
   if (!empty) cut = find_cut(blocks, blocks.size(), wanted, s.select);
   if (t.last) {
     if (!empty) {
-      hand_out(blocks, blocks.size(), cut, s.select,
-               [&](uint32_t j, uint32_t i) { *element<int32_t>(out, t.row, j) = blocks.id(i); });
+      hand_out(blocks, blocks.size(), cut, s.select, [&](uint32_t j, uint32_t i) {
+        *element<int32_t>(out, t.row, j) = blocks.id(i);
+        if (out_scores.data != nullptr) *element<float>(out_scores, t.row, j) = blocks.score(i);
+      });
     }
-    for (uint32_t j = cut.count + threadIdx.x; j < wanted; j += blockDim.x) *element<int32_t>(out, t.row, j) = -1;
+    for (uint32_t j = cut.count + threadIdx.x; j < wanted; j += blockDim.x) {
+      *element<int32_t>(out, t.row, j) = -1;
+      if (out_scores.data != nullptr) *element<float>(out_scores, t.row, j) = __uint_as_float(0xFF800000u);
+    }
     return;
   }
   hand_out(blocks, blocks.size(), cut, s.select, [&](uint32_t j, uint32_t i) {

@@ -21,6 +21,14 @@ inline RuleFacts facts_of(QuantRule rule, bool query, ScaleRule scale) {
   }
 }
 
+/// Of keys: nothing is rounded for its rope alone, and mxfp4 has one rule.
+inline RuleFacts key_facts(QuantRule rule, ScaleRule scale, KeyFormat format) {
+  RuleFacts facts = facts_of(rule, false, scale);
+  facts.roped_bf16 = false;
+  facts.whole_bf16 = facts.whole_bf16 || format == KeyFormat::mxfp4;
+  return facts;
+}
+
 inline float hadamard_scale(int64_t head_dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
 }
@@ -34,5 +42,11 @@ inline int warps_for(int64_t head_dim) {
 inline size_t shared_for(int64_t head_dim) {
   return static_cast<size_t>(warps_for(head_dim)) * static_cast<size_t>(head_dim) * 4;
 }
+/// Bytes beside each warp's vector in which it makes a row of tiled pages.
+inline int64_t scratch_for(const PageLayout& layout) {
+  return layout.tile > 0 ? (layout.value + layout.scale + 7) / 8 * 8 : 0;
+}
+/// Most that shared_for and scratch_for ask for together: fp8 rows are the longest that are tiled.
+constexpr int kMostProducerShared = static_cast<int>(kMaxProducerDim) * 5 + 8;
 
 }  // namespace topkey::cuda

@@ -23,7 +23,7 @@ struct KeyJob {
 
 /// weights_out of one head: f32 products in the rule's order.
 __device__ float scaled_weight(const QueryJob& job, float w, float q_scale) {
-  const bool fp8 = job.a.format == KeyFormat::fp8;
+  const bool fp8 = is_e4m3(job.a.format);
   const float softmax = job.a.softmax_scale == 0.0f ? 1.0f : job.a.softmax_scale;
   const float head = job.a.head_scale == 0.0f ? 1.0f : job.a.head_scale;
   const float ws = fp8 ? w * q_scale : w;
@@ -39,11 +39,13 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
     const int64_t row = v / heads, h = v % heads;
     for (int d = lane_id(); d < dim; d += 32) x[d] = real(job.a.q, row, h, d);
     __syncwarp();
-    const bool wild = transform(job.recipe, row, x);
+    const bool wild = transform(job.recipe, rope_position(job.recipe, row), x);
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild && h == 0);
     float q_scale = 1.0f;
-    if (job.a.format == KeyFormat::fp8) {
+    if (is_e4m3(job.a.format)) {
       q_scale = quantize_fp8(job.recipe, x, element<uint8_t>(job.a.q_out, row, h));
+    } else if (job.a.format == KeyFormat::mxfp4) {
+      quantize_mxfp4(job.recipe, x, element<uint8_t>(job.a.q_out, row, h), scale_at(job.a.q_scales_out, row, h));
     } else {
       for (int d = lane_id(); d < dim; d += 32) put_real(job.a.q_out, one_nan(x[d]), row, h, d);
     }
@@ -62,12 +64,11 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * warps) {
     for (int d = lane_id(); d < dim; d += 32) x[d] = real(job.a.k, row, d);
     __syncwarp();
-    const bool wild = transform(job.recipe, row, x);
+    const bool wild = transform(job.recipe, rope_position(job.recipe, row), x);
     if (lane_id() == 0) count(job.stats, kSkippedPages, wild);
     const DenseKeys& out = job.a.out;
     uint8_t* values = static_cast<uint8_t*>(out.values.data) + row * out.values.stride[0] * job.element_bytes;
-    uint8_t* scale = out.scales.data != nullptr ? reinterpret_cast<uint8_t*>(element<float>(out.scales, row)) : nullptr;
-    quantize_row(job.recipe, x, values, scale);
+    quantize_row(job.recipe, x, values, scale_at(out.scales, row));
     __syncwarp();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
@@ -89,7 +90,7 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   Recipe& r = job.recipe;
   r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim), r.input = a.q.dtype;
   r.rule = facts_of(a.rule, true, ScaleRule::ue8m0), r.scale = ScaleRule::ue8m0, r.format = a.format;
-  r.rule.roped_bf16 = r.rule.roped_bf16 && a.format == KeyFormat::fp8;
+  r.rule.roped_bf16 = a.format == KeyFormat::mxfp4 || (r.rule.roped_bf16 && is_e4m3(a.format));
   r.head_dim = static_cast<int32_t>(dim);
   const int warps = warps_for(dim);
   quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(
@@ -105,7 +106,7 @@ void quantize_k(const QuantizeK& a, const Exec& exec) {
   Recipe& r = job.recipe;
   r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
   r.input = a.k.dtype;
-  r.rule = facts_of(a.rule, false, a.scale), r.rule.roped_bf16 = false, r.scale = a.scale, r.format = a.out.format;
+  r.rule = key_facts(a.rule, a.scale, a.out.format), r.scale = a.scale, r.format = a.out.format;
   r.head_dim = static_cast<int32_t>(dim);
   if (a.out.format == KeyFormat::f32) job.element_bytes = 4;
   if (a.out.format == KeyFormat::bf16 || a.out.format == KeyFormat::f16) job.element_bytes = 2;

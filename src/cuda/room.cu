@@ -48,7 +48,8 @@ Room make_room(Op op, const Shape& shape, void* workspace) {
   const int64_t rows = std::max<int64_t>(shape.rows, 1), keys = std::max<int64_t>(shape.keys, 1);
   const int64_t wanted = std::min(shape.topk, keys), wanted_blocks = std::min(shape.blocks, keys);
   const int64_t width = round_up(keys, 32);
-  r.id_stride = shape.candidates > 0 ? power_of_two(shape.candidates) : 0;
+  // Under a shard each kept block has the keys before it beside it.
+  r.id_stride = shape.candidates > 0 ? power_of_two(shape.candidates) * (shape.whole ? 2 : 1) : 0;
   r.group_rows = std::min(rows, kGroupRows);
   if (r.id_stride > 0) r.group_rows = std::min(r.group_rows, std::max<int64_t>(kIdEntries / r.id_stride, 1));
   r.chunk_keys = keys;
@@ -96,8 +97,10 @@ Room make_room(Op op, const Shape& shape, void* workspace) {
     r.part_states = arena.take<PartState>(std::min(rows * parts, kPartBlocks));
   }
   r.list_length = wanted, r.block_list_length = wanted_blocks;
-  if (wanted > kSharedSort) {
-    r.sort_length = power_of_two(wanted);
+  // A merge sorts all blocks that the parts published.
+  r.sorted = op == Op::merge_topk && shape.blocks > 0 ? keys : wanted;
+  if (r.sorted > kSharedSort) {
+    r.sort_length = power_of_two(r.sorted);
     r.sort_blocks = std::min(rows, kSortBlocks);
     r.sort = arena.take<uint64_t>(r.sort_blocks * r.sort_length);
   }

@@ -16,11 +16,12 @@ struct Room {
   int64_t group_rows;  ///< rows worked on at a time
   int64_t chunk_keys;  ///< keys of each of them at a time; all of them where they fit
   int64_t list_length, block_list_length;
+  int64_t sorted;                    ///< numbers that a block may have to sort
   int64_t sort_blocks, sort_length;  ///< thread blocks that sort in memory, and the numbers each may need there
   int64_t id_stride;
   RowFact* facts;                       ///< [group_rows]
   uint64_t* work;                       ///< [group_rows + 1] pieces of work before each tile of rows
-  int32_t* ids;                         ///< [group_rows, id_stride] kept candidate blocks; null without candidates
+  int32_t* ids;                         ///< [group_rows, id_stride] kept candidate blocks (device/facts.cuh); or null
   float* scores;                        ///< [group_rows, chunk_keys]
   WinnerList lists[2], block_lists[2];  ///< what survived the chunks so far; written and read in turns
   RowState* states;                     ///< [group_rows]

@@ -69,6 +69,107 @@ __global__ __launch_bounds__(kThreads) void translate(const __grid_constant__ To
   if (blockIdx.x == 0 && threadIdx.x == 0) count(stats, kRows, static_cast<uint64_t>(a.indices.shape[0]));
 }
 
+/// What a row of expand_pools sees.
+struct PoolRow {
+  int64_t request, complete;  ///< whole pools
+  int64_t visible, open;      ///< tokens; those of the pool that is not whole and has columns
+
+  __device__ PoolRow(const ExpandPools& a, int64_t row) {
+    constexpr int64_t kMostTokens = int64_t{INT32_MAX} + 1;
+    Window w = window_of(a.rows, row, kMostTokens);
+    bool counted = a.rows.end.data != nullptr || a.rows.length.data != nullptr;
+    if (a.positions.data != nullptr) {
+      const int64_t position = integer(a.positions, row);
+      w.end = (position < kMostTokens ? position : kMostTokens) + 1;
+      counted = true;
+    }
+    request = w.request;
+    visible = w.request < 0 || w.end <= w.start ? 0 : w.end - w.start;
+    if (visible > kMostTokens) visible = kMostTokens;
+    complete = visible / a.pool_size;
+    open = counted ? visible % a.pool_size : 0;
+    tail = counted;
+  }
+  /// A pool whose tokens have columns of their own.
+  __device__ bool shows(int64_t id) const { return id >= 0 && id < complete; }
+  bool tail;  ///< there are columns for an open pool
+};
+
+struct PoolCounts {
+  uint32_t first, shown, wild;  ///< first shown id's index; how many are shown; ids of pools that are not whole
+};
+__device__ void count_pools(const ExpandPools& a, int64_t row, const PoolRow& p, PoolCounts& s) {
+  if (threadIdx.x == 0) s = {UINT32_MAX, 0, 0};
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < a.pools.shape[1]; i += kThreads) {
+    const int64_t id = *element<int32_t>(a.pools, row, i);
+    if (p.shows(id)) atomicMin(&s.first, static_cast<uint32_t>(i)), atomicAdd(&s.shown, 1u);
+    if (p.visible > 0 && id >= p.complete) atomicAdd(&s.wild, 1u);
+  }
+  __syncthreads();
+}
+
+/// Writes columns of one row; a column without a token gets the fill.
+struct PoolWriter {
+  const ExpandPools& a;
+  int64_t row, table_row, base, fill_index, fill_slot;
+  uint64_t* stats;
+
+  __device__ int64_t slot(int64_t token) const {
+    return slot_of(a.out.slot_map.block_table, table_row, a.out.slot_map.page_size, token, INT32_MAX);
+  }
+  __device__ void put(int64_t column, int64_t token) const {
+    const bool has = token >= 0;
+    if (a.out.slots.data != nullptr) {
+      const int64_t at = has ? slot(token) : fill_slot;
+      count(stats, kSkippedSlots, has && at < 0);
+      *element<int32_t>(a.out.slots, row, column) = static_cast<int32_t>(at);
+    }
+    if (a.out.indices.data != nullptr)
+      *element<int32_t>(a.out.indices, row, column) = static_cast<int32_t>(has ? token + base : fill_index);
+  }
+};
+
+/// A block a row, from its last columns to its first, and a round of ids is read before any of its tokens is written: ids
+/// may stand in the first columns of the row.
+__global__ __launch_bounds__(kThreads) void expand_ids(const __grid_constant__ ExpandPools a, uint64_t* stats) {
+  __shared__ PoolCounts s;
+  __shared__ int32_t ids[kThreads];
+  const int64_t size = a.pool_size, pools = a.pools.shape[1];
+  for (int64_t row = blockIdx.x; row < a.rows.count; row += gridDim.x) {
+    const PoolRow p(a, row);
+    count_pools(a, row, p, s);
+    const int64_t fill = a.out.fill == Fill::value ? a.out.fill_value : -1;
+    PoolWriter writer{a, row, a.out.slot_map.table_per_row ? row : p.request, 0, fill, fill, stats};
+    if (a.out.index_base.data != nullptr) writer.base = integer(a.out.index_base, row);
+    int64_t first = p.open > 0 ? p.complete * size : -1;
+    if (s.first < pools) first = *element<int32_t>(a.pools, row, s.first) * size;
+    if (a.out.fill == Fill::repeat && first >= 0) {
+      writer.fill_index = first + writer.base;
+      if (a.out.slots.data != nullptr) writer.fill_slot = writer.slot(first);
+    }
+    if (threadIdx.x == 0) {
+      count(stats, kSkippedPages, s.wild);
+      if (a.out.counts.data != nullptr)
+        *element<int32_t>(a.out.counts, row) = static_cast<int32_t>(s.shown * size + p.open);
+    }
+    __syncthreads();  // the first id has been read
+    for (int64_t o = threadIdx.x; p.tail && o < size - 1; o += kThreads)
+      writer.put(pools * size + o, o < p.open ? p.complete * size + o : -1);
+    for (int64_t base = (pools - 1) / kThreads * kThreads; base >= 0; base -= kThreads) {
+      const int64_t i = base + threadIdx.x, n = pools - base < kThreads ? pools - base : kThreads;
+      if (i < pools) ids[threadIdx.x] = *element<int32_t>(a.pools, row, i);
+      __syncthreads();
+      for (int64_t c = threadIdx.x; c < n * size; c += kThreads) {
+        const int64_t id = ids[c / size];
+        writer.put(base * size + c, p.shows(id) ? id * size + c % size : -1);
+      }
+      __syncthreads();
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) count(stats, kRows, static_cast<uint64_t>(a.rows.count));
+}
+
 __global__ __launch_bounds__(kThreads) void clear(const __grid_constant__ Tensor t, int64_t rows) {
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     for (int64_t i = threadIdx.x; i < t.shape[1]; i += kThreads) *element<int32_t>(t, row, i) = -1;
@@ -77,11 +178,12 @@ __global__ __launch_bounds__(kThreads) void clear(const __grid_constant__ Tensor
 
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&clear), 0},
                                 {reinterpret_cast<const void*>(&expand), 0},
-                                {reinterpret_cast<const void*>(&translate), 0}};
+                                {reinterpret_cast<const void*>(&translate), 0},
+                                {reinterpret_cast<const void*>(&expand_ids), 0}};
 
 }  // namespace
 
-KernelList rows_kernels() { return {kEntries, 3}; }
+KernelList rows_kernels() { return {kEntries, 4}; }
 
 void clear_rows(const Tensor& t, int64_t rows, const Exec& exec) {
   if (t.data == nullptr || rows == 0) return;
@@ -102,6 +204,13 @@ void to_slots(const ToSlots& a, const Exec& exec) {
   const Launch launch("to_slots", exec);
   translate<<<launch.blocks(a.indices.shape[0], 4), kThreads, 0, launch.stream()>>>(a, exec.stats);
   TOPKEY_CUDA_LAUNCHED("to_slots");
+}
+
+void expand_pools(const ExpandPools& a, const Exec& exec) {
+  if (a.rows.count == 0) return;
+  const Launch launch("expand_pools", exec);
+  expand_ids<<<launch.blocks(a.rows.count, 4), kThreads, 0, launch.stream()>>>(a, exec.stats);
+  TOPKEY_CUDA_LAUNCHED("expand_pools");
 }
 
 }  // namespace topkey::cuda

@@ -38,25 +38,38 @@ __device__ __forceinline__ int steps_of(const ScoreJob& job) { return (job.p.key
 /// Steps over d in pairs: one 16-byte load of a query's operands.
 __device__ __forceinline__ int pairs_of(const ScoreJob& job) { return (steps_of(job) + 1) / 2; }
 
+/// Elements d .. d+3 and d+16 .. d+19 of one head, as operands.
+template <class Codes>
+__device__ __forceinline__ void read_query(const ScoreJob& job, int64_t row, int head, int d, Four (&f)[2]) {
+  const Tensor &values = job.p.q.values, &scales = job.p.q.scales;
+  const int dim = job.p.keys.head_dim;
+  const uint8_t* of_head = static_cast<const uint8_t*>(values.data) + row * values.stride[0] * Codes::kBytes +
+                           head * values.stride[1] * Codes::kBytes;
+  if constexpr (Codes::kBlockScales) {
+    if (d >= dim) return;  // both lie in the same block of 32
+    const uint32_t scale = Codes::scale_pair(scale_at(scales, row, head)[d / 32]);
+    f[0] = Codes::operand(Codes::read_bytes(of_head, d), scale);
+    f[1] = Codes::operand(Codes::read_bytes(of_head, d + 16), scale);
+  } else {
+    if (d < dim) f[0] = query_operand<Codes>(of_head, d, dim - d);
+    if (d + 16 < dim) f[1] = query_operand<Codes>(of_head, d + 16, dim - d - 16);
+  }
+}
+
 /// Queries of heads [8 * first, 8 * last) of `rows` rows as the tensor core's second operand, and their weights. A warp
 /// takes an operand block (eight heads, 32 elements of d) at a time.
 template <class Codes>
 __device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int first, int last, uint4* q,
                              float* weights) {
-  const Tensor &values = job.p.q.values, &w = job.p.q.weights;
-  const int pairs = pairs_of(job), tiles = last - first, block = job.head_block, dim = job.p.keys.head_dim;
+  const Tensor& w = job.p.q.weights;
+  const int pairs = pairs_of(job), tiles = last - first, block = job.head_block;
   const int lane = threadIdx.x % 32;
   for (int r = 0; r < rows; ++r) {
-    const uint8_t* of_row = static_cast<const uint8_t*>(values.data) + (row + r) * values.stride[0] * Codes::kBytes;
     for (int at = threadIdx.x / 32; at < tiles * pairs; at += blockDim.x / 32) {
       const int tile = at / pairs, pair = at - tile * pairs;
       const int head = 8 * (first + tile) + lane / 4, d = pair * 32 + 4 * (lane % 4);
       Four f[2] = {{0, 0}, {0, 0}};
-      if (head < job.heads) {
-        const uint8_t* of_head = of_row + head * values.stride[1] * Codes::kBytes;
-        if (d < dim) f[0] = query_operand<Codes>(of_head, d, dim - d);
-        if (d + 16 < dim) f[1] = query_operand<Codes>(of_head, d + 16, dim - d - 16);
-      }
+      if (head < job.heads) read_query<Codes>(job, row + r, head, d, f);
       q[((r * block + tile) * pairs + pair) * 32 + lane] = {f[0].low, f[0].high, f[1].low, f[1].high};
     }
     for (int at = threadIdx.x; at < tiles * 8; at += blockDim.x) {
@@ -88,6 +101,39 @@ __device__ __forceinline__ uint32_t own_offset() {
   return (kTiles == 2 ? (c >> 1) * 16 : 0) + (c & 1) * 8 + lane / 4;
 }
 
+/// This warp's keys to its registers; `own` is this lane's key if it has one. Returns a bit for each of the lane's keys:
+/// one of its codes is NaN, and its products do not say so.
+template <class Codes, Fit kFit, int kTiles, int kSteps>
+__device__ __forceinline__ uint32_t fetch_keys(const ScoreJob& job, const KeyBytes& own,
+                                               KeyTile<kTiles, kSteps>& tile) {
+  const auto all = [](const uint8_t* mine, const uint8_t*(&to)[2 * kTiles]) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      to[i] = reinterpret_cast<const uint8_t*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), (threadIdx.x & 28) + i));
+    }
+  };
+  // Where there is no key, the facts are read in its place: they are there, aligned and long enough with what follows.
+  const uint8_t* nothing = reinterpret_cast<const uint8_t*>(job.p.facts);
+  const uint8_t* rows[2 * kTiles];
+  all(own.values != nullptr ? own.values : nothing, rows);
+  Tiled<2 * kTiles> tiled{};
+  if constexpr (kFit == Fit::tiled) {
+    const PageLayout& layout = job.p.keys.layout;
+    tiled.tile = static_cast<int>(layout.tile), tiled.scale_bytes = static_cast<int>(layout.scale);
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) tiled.spread[i] = rows[i] == nothing ? 0 : tiled.tile - 1;
+  }
+  if constexpr (Codes::kBlockScales) {
+    const uint8_t* scales[2 * kTiles];
+    all(own.values != nullptr ? own.scale : nothing, scales);
+    load_scaled_keys<Codes, kFit>(tile, rows, scales, job.p.keys.head_dim, tiled);
+    return 0;
+  } else {
+    return load_keys<Codes, kFit>(tile, rows, job.p.keys.head_dim, tiled);
+  }
+}
+
 /// One piece of work: this warp's keys for all rows of the piece.
 template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
@@ -100,18 +146,11 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   const bool blocked = job.head_block < job.head_tiles;  // queries come in parts: all warps must walk along
   if (!blocked && !__any_sync(~0u, key.inside)) return;
   float kscale = 1.0f;
+  if constexpr (Codes::kBlockScales) kscale = Codes::kUp;
   if (Codes::kOuterScale && key.bytes.values != nullptr)
     kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
-  // Where there is no key, the facts are read in its place: they are there, aligned and long enough with what follows.
-  const uint8_t* own = key.bytes.values != nullptr ? key.bytes.values : reinterpret_cast<const uint8_t*>(job.p.facts);
-  const uint8_t* rows[2 * kTiles];
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    rows[i] =
-        reinterpret_cast<const uint8_t*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(own), (lane & ~3) + i));
-  }
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = load_keys<Codes, kFit>(tile, rows, job.p.keys.head_dim);
+  const uint32_t bad = fetch_keys<Codes, kFit>(job, key.bytes, tile);
   for (int r = piece.first; r < piece.last; ++r) {
     const RowFact& f = room.facts[r];
     const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
@@ -136,7 +175,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
       const float joined = join_heads(sums[i / 2][i % 2]);
       if (c == i) sum = joined;
     }
-    if (Codes::kOuterScale) sum = sum * kscale;
+    if (Codes::kOuterScale || Codes::kBlockScales) sum = sum * kscale;
     if (bad >> c & 1u) sum = __uint_as_float(kCanonicalNan);
     if (index >= 0) put_score(job, tile_row + r, key, index, f.scored ? sum : 0.0f);
   }
@@ -193,7 +232,12 @@ Choice choose(int dim, bool words) {
   TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), \
       TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
+                                TOPKEY_ENTRY(Fp8Codes, Fit::tiled, 1, 16),
+                                TOPKEY_ENTRY(FnuzCodes, Fit::tiled, 1, 16),
+                                TOPKEY_ENTRY(Mxfp4Codes, Fit::tiled, 1, 16),
                                 TOPKEY_ENTRIES(Fp8Codes),
+                                TOPKEY_ENTRIES(FnuzCodes),
+                                TOPKEY_ENTRIES(Mxfp4Codes),
                                 TOPKEY_ENTRIES(Bf16Codes),
                                 TOPKEY_ENTRIES(F16Codes)};
 
@@ -218,8 +262,23 @@ int64_t most_sharing(const ScoreParams& p, const Group& group) {
 KernelList score_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
 bool on_tensor_cores(KeyFormat format, DType q) {
-  return format == KeyFormat::fp8 || (format == KeyFormat::bf16 && q == DType::bf16) ||
+  return is_e4m3(format) || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
          (format == KeyFormat::f16 && q == DType::f16);
+}
+
+Choice choose(const KeySource& keys) {
+  if (keys.layout.tile > 0) {
+    if (keys.format == KeyFormat::mxfp4) return {score_mma<Mxfp4Codes, Fit::tiled, 1, 16>, 1};
+    if (keys.format == KeyFormat::fp8) return {score_mma<Fp8Codes, Fit::tiled, 1, 16>, 1};
+    return {score_mma<FnuzCodes, Fit::tiled, 1, 16>, 1};
+  }
+  switch (keys.format) {
+    case KeyFormat::fp8: return choose<Fp8Codes>(keys.head_dim, keys.words);
+    case KeyFormat::fp8_fnuz: return choose<FnuzCodes>(keys.head_dim, keys.words);
+    case KeyFormat::mxfp4: return choose<Mxfp4Codes>(keys.head_dim, keys.words);
+    case KeyFormat::bf16: return choose<Bf16Codes>(keys.head_dim, keys.words);
+    default: return choose<F16Codes>(keys.head_dim, keys.words);
+  }
 }
 
 void score(const ScoreParams& params, const Group& group, const Launch& launch) {
@@ -231,9 +290,7 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   Choice choice{};
   if (mma) {
     fit_queries(job, steps);
-    choice = params.keys.format == KeyFormat::fp8    ? choose<Fp8Codes>(params.keys.head_dim, params.keys.words)
-             : params.keys.format == KeyFormat::bf16 ? choose<Bf16Codes>(params.keys.head_dim, params.keys.words)
-                                                     : choose<F16Codes>(params.keys.head_dim, params.keys.words);
+    choice = choose(params.keys);
     job.piece = static_cast<uint32_t>(64 * choice.tiles);
   }
   if (hopper) job.tile_rows = tile_rows_sm90(job.heads), job.piece = 64;

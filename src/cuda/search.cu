@@ -58,18 +58,26 @@ LookParams look_params(const KeySource& keys, const Rows& rows, const Admit& adm
   return p;
 }
 
+/// What only paged keys have: the cut of the keys over ranks, and what speaks of the whole.
+struct Part {
+  Shard shard;
+  Tensor whole_start, whole_end, block_scores;
+};
+
 /// A search over dense or paged keys.
 template <class Args>
-void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shard& shard, bool absolute_slots,
+void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part& part, bool absolute_slots,
             const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
   Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
+  shape.whole = part.shard.active();
   shape.format = keys.format, shape.heads = a.q.values.shape[1];
-  const Emission emission{a.out, a.topk, shard, absolute_slots, exec.stats};
+  const Emission emission{a.out, a.topk, part.shard, absolute_slots, exec.stats};
   const Room room = make_room(op, shape, exec.workspace);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
+  look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;
   if (cores == Cores::hopper && decode_suits(shape, keys, a.q, a.admit, a.out)) {
     decode(look_at, a.q, emission, exec.workspace, launch);
     return;
@@ -88,6 +96,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shar
                             a.rows.next_n};
   PickParams picking{};
   picking.emission = emission;
+  picking.block_scores = part.block_scores;
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
   picking.keys = most_keys(shape, a.admit);
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
@@ -101,11 +110,12 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Shar
 }  // namespace
 
 void mqa_topk(Cores cores, const MqaTopk& a, const Exec& exec) {
-  search(cores, Op::mqa_topk, a, source_of(a.keys), Shard{}, false, exec);
+  search(cores, Op::mqa_topk, a, source_of(a.keys), Part{}, false, exec);
 }
 
 void paged_mqa_topk(Cores cores, const PagedMqaTopk& a, const Exec& exec) {
-  search(cores, Op::paged_mqa_topk, a, source_of(a.keys), a.keys.shard, true, exec);
+  const Part part{a.keys.shard, a.whole_start, a.whole_end, a.block_scores};
+  search(cores, Op::paged_mqa_topk, a, source_of(a.keys), part, true, exec);
 }
 
 void mqa_topk(const MqaTopk& a, const Exec& exec) { mqa_topk(Cores::portable, a, exec); }

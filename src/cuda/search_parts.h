@@ -22,6 +22,8 @@ struct LookParams {
   Rows rows;
   Admit admit;
   Tensor row_topk;
+  Shard shard;  ///< of the keys; whole_start and whole_end are read under it alone
+  Tensor whole_start, whole_end;
   int32_t topk;
   int64_t width;  ///< columns that a matrix of scores has; else keys.count
   bool has_candidates;
@@ -59,6 +61,7 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch);
 struct PickParams {
   Emission emission;
   Tensor scores, mask;  ///< given scores; absent in a search
+  Tensor block_scores;  ///< of published blocks; optional
   Rows rows;
   Admit admit;
   Room room;

@@ -36,11 +36,12 @@ KernelList logits_kernels();
 KernelList rows_kernels();
 KernelList quantize_kernels();
 KernelList cache_kernels();
+KernelList pool_kernels();
 
-inline std::array<KernelList, 12> kernel_lists() {
-  return {look_kernels(),   score_kernels(),      score_f32_kernels(), score_sm90_kernels(),
-          pick_kernels(),   pick_quick_kernels(), decode_kernels(),    merge_kernels(),
-          logits_kernels(), rows_kernels(),       quantize_kernels(),  cache_kernels()};
+inline std::array<KernelList, 13> kernel_lists() {
+  return {look_kernels(),       score_kernels(),  score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
+          pick_quick_kernels(), decode_kernels(), merge_kernels(),     logits_kernels(),     rows_kernels(),
+          quantize_kernels(),   cache_kernels(),  pool_kernels()};
 }
 
 }  // namespace topkey::cuda

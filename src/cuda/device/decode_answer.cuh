@@ -18,7 +18,7 @@ __device__ inline uint2* shares_of(const DecodeJob& job, const Kept& k) {
 }
 
 /// The row's interval, and this block's share of it told. bins: of this row, or room for them.
-__device__ __noinline__ void ask_row(const DecodeJob& job, DecodeShared& s, int slot, int r, uint32_t* bins) {
+inline __device__ __noinline__ void ask_row(const DecodeJob& job, DecodeShared& s, int slot, int r, uint32_t* bins) {
   Kept& k = s.kept[slot][r];
   OpenRow& shared = s.open[slot][r];
   Meeting meeting = shared.meeting;
@@ -54,8 +54,8 @@ __device__ __forceinline__ uint2 collect(const DecodeJob& job, DecodeShared& s, 
 }
 
 /// This block's winners of the row. room: for a list's places.
-__device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, int slot, int r, uint32_t* room,
-                                        uint32_t room_words) {
+inline __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, int slot, int r, uint32_t* room,
+                                               uint32_t room_words) {
   Kept& k = s.kept[slot][r];
   const OpenRow& open = s.open[slot][r];
   const Interval in = open.in;
@@ -72,7 +72,7 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
   sync_scorers();
   if (open.index == 0) {
     if (v.count < static_cast<uint32_t>(job.emission.topk) || job.emission.out.counts.data != nullptr)
-      AnswerWriter::all(job, k).fill(v.count);
+      AnswerWriter::all(job, k).fill(v.count, kDecodeThreads);
     if (job.look.stats != nullptr && threadIdx.x == 0 && (in.bin >= 0 || job.look.needs_scores)) {
       count(job.look.stats, kScoredKeys, in.live);
       count(job.look.stats, kTiedCuts, s.tied);
@@ -83,8 +83,8 @@ __device__ __noinline__ void answer_row(const DecodeJob& job, DecodeShared& s, i
 }
 
 /// A tile that this block has alone is answered at once; of another, the block's share of the bins is told.
-__device__ __noinline__ void settle_rows(const DecodeJob& job, DecodeShared& s, Segment g, int slot, int rows,
-                                         uint32_t* bins) {
+inline __device__ __noinline__ void settle_rows(const DecodeJob& job, DecodeShared& s, Segment g, int slot, int rows,
+                                                uint32_t* bins) {
 #pragma unroll 1
   for (int r = 0; r < rows; ++r) {
     Kept& k = s.kept[slot][r];
@@ -103,7 +103,7 @@ __device__ __noinline__ void settle_rows(const DecodeJob& job, DecodeShared& s, 
 }
 
 /// Rows of which all live keys win and nobody wants scores: the blocks take them in turns.
-__device__ __noinline__ void answer_unscored(const DecodeJob& job, DecodeShared& s) {
+inline __device__ __noinline__ void answer_unscored(const DecodeJob& job, DecodeShared& s) {
   const DecodePlan& p = s.plan;
   for (int r = blockIdx.x; r < job.rows; r += gridDim.x) {
     if (p.scored[r]) continue;
@@ -122,7 +122,7 @@ __device__ __noinline__ void answer_unscored(const DecodeJob& job, DecodeShared&
     }
     count(job.look.stats, kSkippedPages, unreadable);
     sync_scorers();
-    writer.fill(placed);
+    writer.fill(placed, kDecodeThreads);
     sync_scorers();
   }
 }

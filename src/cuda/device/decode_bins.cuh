@@ -47,7 +47,7 @@ __device__ inline BinRange range_of(const Moments& m, uint32_t k, int64_t n) {
 }
 
 /// The smallest key of the order in bin `bin` or above; one past +inf's if none is. By one whole warp.
-__device__ __noinline__ uint32_t first_key_of_bin(const BinRange& range, int bin) {
+inline __device__ __noinline__ uint32_t first_key_of_bin(const BinRange& range, int bin) {
   const uint32_t lane = threadIdx.x & 31;
   constexpr uint64_t kEnd = kPastInfinity;
   uint64_t first = kNanKey, count = kEnd - kNanKey;
@@ -70,8 +70,8 @@ struct Crossing {
 };
 /// The bin that holds the k-th best of `total` keys, 1 <= k <= total, keys above it, and keys in it. What the bins from 1
 /// on do not hold is bin 0's. bins: shared or global memory, which other blocks may have written. By all threads.
-__device__ __noinline__ Crossing find_crossing(const uint32_t* bins, uint32_t total, uint32_t k, uint32_t* warps,
-                                               Crossing* room) {
+inline __device__ __noinline__ Crossing find_crossing(const uint32_t* bins, uint32_t total, uint32_t k, uint32_t* warps,
+                                                      Crossing* room) {
   constexpr int kOwn = kDecodeBins / kDecodeThreads;
   const int first = kDecodeBins - kOwn * (static_cast<int>(threadIdx.x) + 1);  // thread 0: the highest
   uint32_t own[kOwn], sum = 0;

@@ -78,8 +78,8 @@ __device__ inline void add_bins(const uint32_t* own, uint32_t* of_row) {
 }
 
 /// The interval of a bin that holds too many keys, narrowed until they fit, all win, or are equal. bins: room.
-__device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Meeting& meeting, uint32_t* bins,
-                                    uint32_t* of_row, bool first_block, Interval& in) {
+inline __device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Meeting& meeting, uint32_t* bins,
+                                           uint32_t* of_row, bool first_block, Interval& in) {
   const int warp = threadIdx.x / 32;
   if (warp < 2) {
     const bool open = warp == 1 && in.bin == kDecodeBins - 1;
@@ -207,7 +207,7 @@ __device__ __forceinline__ Verdict judge(DecodeShared& s, const Interval& in, ui
 }
 
 /// Keys inside an interval of too many, in the parts of the warps before.
-__device__ __noinline__ uint32_t count_inside(DecodeShared& s, const Kept& kept, const Interval& in, Part part) {
+inline __device__ __noinline__ uint32_t count_inside(DecodeShared& s, const Kept& kept, const Interval& in, Part part) {
   uint32_t inside = 0;
   for (uint32_t i = part.first + (threadIdx.x & 31); i < part.last; i += 32)
     inside += kept.keys[i] >= in.low && kept.keys[i] <= in.high;

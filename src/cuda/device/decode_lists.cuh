@@ -75,7 +75,7 @@ __device__ inline void compact(DecodeShared& s, Kept& k, uint64_t least) {
 
 /// Drops what the block's own topk cannot contain: by the bins while they tell enough apart, else exactly. Keys of later
 /// units stand behind those of the list, so of equals the list's win. By all threads, between barriers.
-__device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const uint32_t* bins, uint32_t topk) {
+inline __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const uint32_t* bins, uint32_t topk) {
   if (k.live <= topk) return;
   const Crossing c = find_crossing(bins, k.live, topk, s.warps, &s.crossing);
   uint64_t least;
@@ -149,8 +149,8 @@ __device__ void place_by_position(DecodeShared& s, const Kept& kept, uint32_t* r
 }
 
 template <class Writer>
-__device__ __noinline__ void write_list(DecodeShared& s, Kept& kept, const Verdict& v, const Writer& writer,
-                                        uint32_t* room, uint32_t room_words) {
+inline __device__ __noinline__ void write_list(DecodeShared& s, Kept& kept, const Verdict& v, const Writer& writer,
+                                               uint32_t* room, uint32_t room_words) {
   if (v.tie_take > 0) {  // the equals that win, by position, are marked
     place_by_position(
         s, kept, room, room_words, [&](uint32_t i) { return kept.keys[i] == v.tie_key; },

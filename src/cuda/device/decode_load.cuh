@@ -33,8 +33,8 @@ __device__ __forceinline__ int32_t first_key_of_unit(const DecodePlan& p, uint32
 
 /// Begins to copy any unit's keys.
 template <int kDim>
-__device__ __noinline__ void load_key_by_key(const KeySource& source, const DecodePlan& plan, uint8_t* codes,
-                                             StageKeys& keys, uint32_t tile, uint32_t unit) {
+inline __device__ __noinline__ void load_key_by_key(const KeySource& source, const DecodePlan& plan, uint8_t* codes,
+                                                    StageKeys& keys, uint32_t tile, uint32_t unit) {
   constexpr uint32_t kChunks = kDim / 16, kRows = 128 / kChunks;
   const int32_t first = first_key_of_unit(plan, tile, unit);
   const int32_t low = plan.tile_low[tile], high = plan.tile_high[tile];
@@ -63,8 +63,8 @@ __device__ __noinline__ void load_key_by_key(const KeySource& source, const Deco
 
 /// Copies any unit's keys at once, for the whole warpgroup.
 template <int kDim>
-__device__ __noinline__ void bring(const KeySource& source, const DecodePlan& plan, uint8_t* codes, StageKeys& keys,
-                                   uint32_t tile, uint32_t unit) {
+inline __device__ __noinline__ void bring(const KeySource& source, const DecodePlan& plan, uint8_t* codes,
+                                          StageKeys& keys, uint32_t tile, uint32_t unit) {
   load_key_by_key<kDim>(source, plan, codes, keys, tile, unit);
   commit_copies();
   wait_copies<0>();

@@ -22,7 +22,7 @@ constexpr int kDecodeApart = 1024;
 /// Barrier of all threads but those that bring keys.
 __device__ __forceinline__ void sync_scorers() { named_barrier(7, kDecodeThreads); }
 /// Exclusive sum over them in thread order, and of all. room: 32 words, free again behind it.
-__device__ __noinline__ uint2 scan_sums(uint32_t value, uint32_t* room) {
+inline __device__ __noinline__ uint2 scan_sums(uint32_t value, uint32_t* room) {
   constexpr uint32_t kWarps = kDecodeThreads / 32;
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   uint32_t sum = value;

@@ -7,6 +7,7 @@
 // Head sum: lane c adds heads h with h % 8 / 2 == c, h ascending, by FMA from +0; then (s0 + s1) + (s2 + s3).
 #pragma once
 #include "cuda/device/convert.cuh"
+#include "cuda/device/pages.cuh"
 
 namespace topkey::cuda {
 
@@ -15,15 +16,60 @@ struct KeyTile {
   uint32_t a[kTiles][kSteps][4];
 };
 
-/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it, at any address.
-enum class Fit { exact, steps, ragged };
+/// How D suits a kernel: it is the kernel's own; any multiple of 16 up to it; anything up to it, at any address; rows of
+/// tiled pages, which are in pieces of 16 bytes.
+enum class Fit { exact, steps, ragged, tiled };
+
+/// How much further apart than 16 bytes the pieces of tiled rows are, in units of 16 bytes; 0 where no key is.
+template <int kRows>
+struct Tiled {
+  int spread[kRows];
+  int tile, scale_bytes;
+  template <class Codes>
+  __device__ __forceinline__ int gap(int i, int d) const {
+    return Codes::offset(d) / 16 * 16 * spread[i];
+  }
+};
+
+/// Reads this lane's part of kTiles x 16 keys whose scales are in the operands; scales: where those of each key begin.
+template <class Codes, Fit kFit, int kTiles, int kSteps>
+__device__ __forceinline__ void load_scaled_keys(KeyTile<kTiles, kSteps>& tile,
+                                                 const uint8_t* const (&rows)[2 * kTiles],
+                                                 const uint8_t* const (&scales)[2 * kTiles], int dim,
+                                                 const Tiled<2 * kTiles>& tiled) {
+  const int c = threadIdx.x & 3;
+  uint8_t bytes[2 * kTiles][kSteps / 2];
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const uint8_t* own = rows[i] + Codes::offset(4 * c);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const bool there = kFit == Fit::exact || s * 16 < dim;
+      Four f{0, 0};
+      const uint8_t* at = kFit == Fit::tiled ? own + tiled.template gap<Codes>(i, s * 16) : own;
+      if (there) f = kFit == Fit::ragged ? Codes::read_bytes(at, s * 16) : Codes::read(at, s * 16);
+      tile.a[i / 2][s][i % 2] = f.low;
+      int64_t scale = s / 2;
+      if (kFit == Fit::tiled && tiled.spread[i] > 0) scale = scale_gap(tiled.tile, tiled.scale_bytes, scale);
+      if (s % 2 == 0) bytes[i][s / 2] = there ? __ldg(scales[i] + scale) : 0;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const Four f = Codes::operand({tile.a[i / 2][s][i % 2], 0}, Codes::scale_pair(bytes[i][s / 2]));
+      tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
+    }
+  }
+}
 
 /// Reads this lane's part of kTiles x 16 keys. rows: addresses of keys g, g + 8 (and g + 16, g + 24); where there is no
 /// key, of anything that can be read. All reads are under way before the first is looked at. Returns a bit for each of
 /// these keys: one of its codes is NaN.
 template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, const uint8_t* const (&rows)[2 * kTiles],
-                                              int dim) {
+                                              int dim, const Tiled<2 * kTiles>& tiled) {
   const int c = threadIdx.x & 3;
   bool nans[2 * kTiles] = {};
 #pragma unroll
@@ -35,7 +81,7 @@ __device__ __forceinline__ uint32_t load_keys(KeyTile<kTiles, kSteps>& tile, con
       if constexpr (kFit == Fit::ragged) {
         if (s * 16 + 4 * c < dim) f = Codes::load_part(own, s * 16, dim - s * 16 - 4 * c, nans[i]);
       } else if (kFit == Fit::exact || s * 16 < dim) {
-        f = Codes::read(own, s * 16);
+        f = Codes::read(kFit == Fit::tiled ? own + tiled.template gap<Codes>(i, s * 16) : own, s * 16);
       }
       tile.a[i / 2][s][i % 2] = f.low, tile.a[i / 2][s][2 + i % 2] = f.high;
     }

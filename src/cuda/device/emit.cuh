@@ -28,7 +28,8 @@ struct RowWriter {
   __device__ void put(uint32_t j, int64_t position, float score) const {
     const Selection& out = e.out;
     if (out.indices.data != nullptr)
-      *element<int32_t>(out.indices, row, j) = static_cast<int32_t>(global_of(e.shard, position) - start + base);
+      *element<int32_t>(out.indices, row, j) =
+          static_cast<int32_t>(e.shard.world_size > 1 ? global_of(e.shard, position) + base : position - start + base);
     if (out.scores.data != nullptr) *element<float>(out.scores, row, j) = score;
     if (out.slots.data == nullptr) return;
     const int64_t slot = slot_of(out.slot_map.block_table, slot_row, out.slot_map.page_size,
@@ -36,14 +37,15 @@ struct RowWriter {
     *element<int32_t>(out.slots, row, j) = static_cast<int32_t>(slot);
     count(e.stats, kSkippedSlots, slot < 0);
   }
-  /// By the whole block, after a barrier behind the last put.
-  __device__ void fill(uint32_t used) const {
+  /// By the first `threads` threads of the block, all of them unless told; after a barrier behind the last put.
+  __device__ void fill(uint32_t used, uint32_t threads = 0) const {
+    if (threads == 0) threads = blockDim.x;
     const Selection& out = e.out;
     const bool repeat = out.fill == Fill::repeat && used > 0;
     const int32_t value = out.fill == Fill::value ? out.fill_value : -1;
     const int32_t index = repeat && out.indices.data != nullptr ? *element<int32_t>(out.indices, row, 0) : value;
     const int32_t slot = repeat && out.slots.data != nullptr ? *element<int32_t>(out.slots, row, 0) : value;
-    for (int64_t j = int64_t{used} + threadIdx.x; j < e.topk; j += blockDim.x) {
+    for (int64_t j = int64_t{used} + threadIdx.x; j < e.topk; j += threads) {
       if (out.indices.data != nullptr) *element<int32_t>(out.indices, row, j) = index;
       if (out.slots.data != nullptr) *element<int32_t>(out.slots, row, j) = slot;
       if (out.scores.data != nullptr) *element<float>(out.scores, row, j) = __uint_as_float(0xFF800000u);

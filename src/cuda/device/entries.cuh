@@ -19,7 +19,7 @@ struct RowKeys {
   __device__ int64_t position(uint32_t i) const { return position_of(*f, ids, id_block, first_key + i); }
   __device__ bool forces() const { return (force_first | force_last) != 0; }
   __device__ bool forced(int64_t position) const {
-    return position - f->start < force_first || f->end - position <= force_last;
+    return distance_of(*f, position) < force_first || f->whole_end - global_of(f->shard, position) <= force_last;
   }
 };
 
@@ -110,10 +110,10 @@ struct Blocks {
   bool last;  ///< the row ends with this chunk
 
   __device__ int32_t block(uint32_t i) const {
-    return static_cast<int32_t>(static_cast<uint32_t>(s.position(i) - s.keys.f->start) / block_size);
+    return static_cast<int32_t>(static_cast<uint32_t>(distance_of(*s.keys.f, s.position(i))) / block_size);
   }
   __device__ int32_t newest() const {
-    const int64_t size = s.keys.f->end - s.keys.f->start;
+    const int64_t size = s.keys.f->whole_end - s.keys.f->whole_start;
     return static_cast<int32_t>((size - 1) / block_size);
   }
   __device__ uint32_t plain_key(uint32_t i) const {
@@ -135,13 +135,30 @@ struct Blocks {
     if (i == n) return last && (n == 0 || block(n - 1) != newest()) ? kForcedKey : kNotLive;
     const int32_t own = block(i);
     if (i > 0 && block(i - 1) == own) return kNotLive;
+    const uint32_t best = best_from(i);
+    if (i < n) return best;
+    return !last ? kNotLive : own == newest() ? kForcedKey : best;  // a block that may go on waits for the next chunk
+  }
+  /// Best key of the block whose first key of this chunk is i, which becomes the first behind it.
+  __device__ uint32_t best_from(uint32_t& i) const {
+    const int32_t own = block(i);
     uint32_t best = i == 0 && own == open_block ? open_key : kNotLive;
     for (; i < n && block(i) == own; ++i) {
       const uint32_t other = plain_key(i);
       best = other > best ? other : best;
     }
-    if (i < n) return best;
-    return !last ? kNotLive : own == newest() ? kForcedKey : best;  // a block that may go on waits for the next chunk
+    return best;
+  }
+  /// Score of the published block that stands at index i; NaN without a live key.
+  __device__ float score(uint32_t i) const {
+    uint32_t best = kNotLive;
+    if (i <= list) {
+      best = i < list ? list_values[i] : open_key;
+    } else if (i - list - 1 < n) {
+      uint32_t first = i - list - 1;
+      best = best_from(first);
+    }
+    return best == kNotLive ? __uint_as_float(kCanonicalNan) : score_of_key(best);
   }
 };
 

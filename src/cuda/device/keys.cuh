@@ -3,6 +3,7 @@
 // Where a row's keys lie, dense or paged, and which of them can be read: the one place of this backend that does page
 // arithmetic. Byte offsets are 64-bit.
 #pragma once
+#include "cuda/device/pages.cuh"
 #include "cuda/device/rows.cuh"
 
 namespace topkey::cuda {
@@ -16,6 +17,7 @@ struct KeySource {
   int64_t count, num_pages, page_stride;
   const uint8_t *values, *scales;  ///< of key 0, or of page 0
   int64_t value_step, scale_step;  ///< bytes from one key to the next
+  PageLayout layout;               ///< of tiled pages; tile 0 for all others
   Tensor block_table;
 };
 
@@ -43,6 +45,9 @@ __device__ __forceinline__ KeyBytes find_key(const KeySource& k, int32_t table_r
   if (page < 0) return {nullptr, nullptr};
   const int64_t base = page * k.page_stride;
   const uint32_t row = static_cast<uint32_t>(position) % static_cast<uint32_t>(k.page_size);
+  if (k.layout.tile > 0) {
+    return {k.values + base + value_start(k.layout, row), k.values + base + scale_start(k.layout, row)};
+  }
   return {k.values + base + row * k.value_step, k.scales + base + row * k.scale_step};
 }
 

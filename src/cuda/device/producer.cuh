@@ -3,6 +3,7 @@
 // One vector through norm, rope, Hadamard, amax and quantisation by one warp, in shared memory: what quantize_q, quantize_k
 // and store_k share. f32, each step rounded once, in the order of docs/formats.md: the same bytes as every backend.
 #pragma once
+#include "cuda/device/pages.cuh"
 #include "cuda/device/rows.cuh"
 #include "topkey/quantize.h"
 
@@ -66,9 +67,8 @@ __device__ inline void apply_norm(const Recipe& p, float* x) {
 }
 
 /// A position outside the table makes the whole vector NaN; true if it did.
-__device__ inline bool apply_rope(const Recipe& p, int64_t row, float* x) {
+__device__ inline bool apply_rope(const Recipe& p, int64_t position, float* x) {
   const Rope& rope = p.rope;
-  const int64_t position = integer(rope.positions, row);
   if (position < 0 || position >= rope.cos_sin.shape[0]) {
     for (int d = lane_id(); d < p.head_dim; d += 32) x[d] = __uint_as_float(kCanonicalNan);
     __syncwarp();
@@ -102,11 +102,16 @@ __device__ inline void apply_hadamard(const Recipe& p, float* x) {
   __syncwarp();
 }
 
-/// In place; true if the row's rope position is wild.
-__device__ inline bool transform(const Recipe& p, int64_t row, float* x) {
+/// Where the vector of a row is rotated.
+__device__ inline int64_t rope_position(const Recipe& p, int64_t row) {
+  return p.rope.dim > 0 ? integer(p.rope.positions, row) : 0;
+}
+
+/// In place; true if the rope position is wild.
+__device__ inline bool transform(const Recipe& p, int64_t position, float* x) {
   bool wild = false;
   if (p.norm.kind != NormKind::none) apply_norm(p, x);
-  if (p.rope.dim > 0) wild = apply_rope(p, row, x);
+  if (p.rope.dim > 0) wild = apply_rope(p, position, x);
   if (p.hadamard) apply_hadamard(p, x);
   return wild;
 }
@@ -136,12 +141,15 @@ __device__ inline void store_word(uint8_t* to, uint32_t word) {
 __device__ inline float quantize_fp8(const Recipe& p, float* x, uint8_t* codes) {
   for (int d = lane_id(); p.rule.whole_bf16 && d < p.head_dim; d += 32) x[d] = round_to_bf16(x[d]);
   const float amax = amax_of(x, p.head_dim);
+  const bool fnuz = p.format == KeyFormat::fp8_fnuz;
   if (is_nan(amax)) {
-    for (int d = lane_id(); d < p.head_dim; d += 32) codes[d] = 0x7F;
+    for (int d = lane_id(); d < p.head_dim; d += 32) codes[d] = fnuz ? 0x80 : 0x7F;
     return amax;
   }
   const float a = amax > p.rule.floor ? amax : p.rule.floor;
-  float s = p.rule.by_reciprocal ? a * (1.0f / 448.0f) : a / 448.0f;
+  const float largest = fnuz ? 224.0f : 448.0f;  // engines use no e4m3fnuz code beyond 224, though 240 exists
+  const float reciprocal = fnuz ? 1.0f / 224.0f : 1.0f / 448.0f;
+  float s = p.rule.by_reciprocal ? a * reciprocal : a / largest;
   int e = 0;
   if (p.scale == ScaleRule::ue8m0) e = ceil_log2(s), s = exp2_int(e);
   const float inverse = 1.0f / s;
@@ -149,7 +157,7 @@ __device__ inline float quantize_fp8(const Recipe& p, float* x, uint8_t* codes) 
     const float y = p.rule.code == RuleFacts::divide     ? x[d] / s
                     : p.rule.code == RuleFacts::exponent ? x[d] * exp2_int(-e)
                                                          : x[d] * inverse;
-    codes[d] = float_to_e4m3(y);
+    codes[d] = fnuz ? float_to_e4m3fnuz(y) : float_to_e4m3(y);
   }
   return s;
 }
@@ -168,11 +176,31 @@ __device__ inline void quantize_q8_0(const Recipe& p, const float* x, uint8_t* b
   }
 }
 
+/// Pairs of e2m1 codes, low nibble first, and a ue8m0 byte for each block of 32. Lane = element.
+__device__ inline void quantize_mxfp4(const Recipe& p, float* x, uint8_t* codes, uint8_t* scales) {
+  for (int b = 0; b < p.head_dim / 32; ++b, x += 32, codes += 16) {
+    if (p.rule.whole_bf16) x[lane_id()] = round_to_bf16(x[lane_id()]);
+    const float amax = amax_of(x, 32);
+    const float floor = 6.0f * exp2_int(-126);
+    int e = 128;
+    uint32_t code = 0;
+    if (!is_nan(amax)) {
+      e = ceil_log2((amax > floor ? amax : floor) / 6.0f);  // within -126..126: a / 6 cannot leave that
+      code = float_to_e2m1(x[lane_id()] * exp2_int(-e));
+    }
+    const uint32_t next = __shfl_down_sync(kWarp, code, 1);
+    if (lane_id() % 2 == 0) codes[lane_id() / 2] = static_cast<uint8_t>(code | next << 4);
+    if (lane_id() == 0) scales[b] = static_cast<uint8_t>(e + 127);
+  }
+}
+
 /// x in p.format to the bytes of one row; scale only where the format has one.
 __device__ inline void quantize_row(const Recipe& p, float* x, uint8_t* values, uint8_t* scale) {
   if (p.format == KeyFormat::q8_0) {
     quantize_q8_0(p, x, values);
-  } else if (p.format == KeyFormat::fp8) {
+  } else if (p.format == KeyFormat::mxfp4) {
+    quantize_mxfp4(p, x, values, scale);
+  } else if (is_e4m3(p.format)) {
     const float s = quantize_fp8(p, x, values);
     if (lane_id() == 0) store_word(scale, __float_as_uint(s));
   } else {
@@ -186,6 +214,20 @@ __device__ inline void quantize_row(const Recipe& p, float* x, uint8_t* values, 
       }
     }
   }
+}
+
+/// The same to a row of a page. A tiled row is made whole in `scratch` (layout.value + layout.scale bytes), then cut up.
+__device__ inline void quantize_to_page(const Recipe& p, float* x, const PageLayout& l, uint8_t* page, int64_t row,
+                                        uint8_t* scratch) {
+  uint8_t *values = page + value_start(l, row), *scales = page + scale_start(l, row);
+  if (l.tile == 0) {
+    quantize_row(p, x, values, scales);
+    return;
+  }
+  quantize_row(p, x, scratch, scratch + l.value);
+  __syncwarp();
+  for (int64_t j = lane_id(); j < l.value; j += 32) values[value_gap(l.tile, j)] = scratch[j];
+  for (int64_t j = lane_id(); j < l.scale; j += 32) scales[scale_gap(l.scale_tile, l.scale, j)] = scratch[l.value + j];
 }
 
 }  // namespace topkey::cuda

@@ -11,10 +11,21 @@ namespace topkey::cuda {
 
 constexpr uint32_t kCanonicalNan = 0x7FC00000u;
 
+/// is_fp8 of format.h, which is host code.
+__host__ __device__ __forceinline__ bool is_e4m3(KeyFormat format) {
+  return format == KeyFormat::fp8 || format == KeyFormat::fp8_fnuz;
+}
+
 template <class T>
 __device__ __forceinline__ T* element(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
   return static_cast<T*>(t.data) + i * t.stride[0] + (t.ndim > 1 ? j * t.stride[1] : 0) +
          (t.ndim > 2 ? k * t.stride[2] : 0);
+}
+/// Bytes of the scales of row i (and head j): f32, i32, or u8 and e8m0.
+__device__ __forceinline__ uint8_t* scale_at(const Tensor& t, int64_t i, int64_t j = 0) {
+  if (t.data == nullptr) return nullptr;
+  return t.dtype == DType::f32 || t.dtype == DType::i32 ? reinterpret_cast<uint8_t*>(element<int32_t>(t, i, j))
+                                                        : element<uint8_t>(t, i, j);
 }
 /// i32 or i64.
 __device__ __forceinline__ int64_t integer(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
@@ -89,6 +100,20 @@ __device__ inline uint8_t float_to_e4m3(float x) {
   const uint32_t sign = (__float_as_uint(x) >> 24) & 0x80u;
   const uint32_t magnitude = is_finite(x) ? round_magnitude(x, 3, 7) : 0x7Eu;
   return static_cast<uint8_t>(sign | (magnitude > 0x7Eu ? 0x7Eu : magnitude));
+}
+/// Nearest even, saturating to +-6; the sign of zero stays.
+__device__ inline uint8_t float_to_e2m1(float x) {
+  const uint32_t sign = (__float_as_uint(x) >> 28) & 8u;
+  const uint32_t magnitude = is_finite(x) ? round_magnitude(x, 1, 1) : 7u;
+  return static_cast<uint8_t>(sign | (magnitude > 7u ? 7u : magnitude));
+}
+/// Nearest even, saturating to +-240; NaN gives 0x80, zero is 0.
+__device__ inline uint8_t float_to_e4m3fnuz(float x) {
+  if (is_nan(x)) return 0x80;
+  const uint32_t magnitude = is_finite(x) ? round_magnitude(x, 3, 8) : 0x7Fu;
+  if (magnitude == 0) return 0;
+  const uint32_t sign = (__float_as_uint(x) >> 24) & 0x80u;
+  return static_cast<uint8_t>(sign | (magnitude > 0x7Fu ? 0x7Fu : magnitude));
 }
 /// e = ceil(log2 s), exactly, of a positive finite f32.
 __device__ inline int ceil_log2(float s) {
