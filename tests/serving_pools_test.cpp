@@ -435,9 +435,6 @@ std::vector<Geometry> geometries() {
   bf16.format = KeyFormat::bf16, bf16.heads = 4, bf16.head_dim = 32;
   Geometry& fp4 = add("pools of 4, mxfp4", true, 4);
   fp4.format = KeyFormat::mxfp4, fp4.heads = 4, fp4.head_dim = 64;
-  Geometry& padded_fp4 = add("pools of 4, mxfp4, rows padded", true, 4);
-  padded_fp4.format = KeyFormat::mxfp4, padded_fp4.heads = 4, padded_fp4.head_dim = 32;
-  padded_fp4.uniform = true, padded_fp4.next_n = 4;
   add("windows of 4 with overlap", false, 4).heads = 8;
   Geometry& wide = add("windows of 128 without", false, 128);
   wide.overlap = false, wide.heads = 8, wide.head_dim = 32, wide.max_tokens = 700, wide.topk = 3, wide.page_size = 2,
