@@ -61,6 +61,34 @@ bool elements_apart(const Tensor& t, std::initializer_list<Extent> extents) {
   return true;
 }
 
+/// Rows of bytes: where they begin, how far apart, how wide, how many.
+struct Bytes {
+  uintptr_t at;
+  int64_t step, width, rows;
+  uintptr_t end() const { return at + static_cast<uintptr_t>((rows - 1) * step + width); }
+};
+/// rows 0: nothing is known to be written (no elements, or strides of another kind than rows of whole bytes).
+Bytes bytes_of(const Tensor& t) {
+  const int64_t element = dtype_bytes(t.dtype);
+  int64_t inner = element, rows = t.ndim > 0 ? t.shape[0] : 0;
+  for (int d = t.ndim - 1; d > 0; --d) {
+    if (t.shape[d] > 1 && t.stride[d] * element != inner) rows = 0;
+    inner *= t.shape[d];
+  }
+  const int64_t step = rows > 1 ? t.stride[0] * element : inner;
+  if (t.data == nullptr || inner <= 0 || step < inner) rows = 0;
+  return {reinterpret_cast<uintptr_t>(t.data), step, inner, std::max<int64_t>(rows, 0)};
+}
+
+bool share_memory(const Bytes& a, const Bytes& b) {
+  if (a.rows == 0 || b.rows == 0 || a.end() <= b.at || b.end() <= a.at) return false;
+  const Bytes &low = a.at <= b.at ? a : b, &high = a.at <= b.at ? b : a;
+  // The first row of the later one lies in a row of the earlier one, or reaches into its next.
+  const auto offset = static_cast<int64_t>(high.at - low.at);
+  const int64_t row = offset / low.step, inside = offset % low.step;
+  return inside < low.width || (row + 1 < low.rows && inside + high.width > low.step);
+}
+
 }  // namespace
 
 int64_t dtype_bytes(DType dtype) noexcept {
@@ -104,6 +132,16 @@ void Check::number(const char* name, int64_t value, int64_t low, int64_t high) c
 
 void Check::absent(const char* name, const Tensor& t, const char* why) const {
   if (has(t)) fail(name, std::string("absent ") + why, describe(t));
+}
+
+void Check::apart(std::initializer_list<Named> outputs) const {
+  for (const Named* a = outputs.begin(); a != outputs.end(); ++a) {
+    for (const Named* b = outputs.begin(); b != a; ++b) {
+      if (share_memory(bytes_of(*a->t), bytes_of(*b->t))) {
+        fail(a->name, std::string("in other memory than ") + b->name, "memory that both would write");
+      }
+    }
+  }
 }
 
 bool Check::tensor(const char* name, const Tensor& t, DTypes dtypes, std::initializer_list<Extent> extents,

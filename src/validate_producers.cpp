@@ -78,6 +78,7 @@ Shape validate(const ToSlots& a, Mode mode) {
   check_shard(c, a.shard);
   c.tensor("slots", a.slots, kI32, {at_least(rows), at_least(a.indices.shape[1])}, kUnit | kOutput);
   c.tensor("counts", a.counts, kI32, {at_least(rows)}, kOptional | kOutput);
+  c.apart({{"slots", &a.slots}, {"counts", &a.counts}});
   return producer_shape(KeyFormat::fp8, rows, 0);
 }
 
@@ -99,6 +100,7 @@ Shape validate(const QuantizeQ& a, Mode mode) {
   c.tensor("q_out", a.q_out, query_dtypes(a.format), {at_least(rows), exactly(heads), exactly(width)}, kUnit | kOutput);
   check_query_scales(c, "q_scales_out", a.q_scales_out, a.format, {at_least(rows), heads, dim}, kOutput);
   c.tensor("weights_out", a.weights_out, kF32, {at_least(rows), exactly(heads)}, kUnit | kOutput);
+  c.apart({{"q_out", &a.q_out}, {"q_scales_out", &a.q_scales_out}, {"weights_out", &a.weights_out}});
   Shape s = producer_shape(a.format, rows, dim);
   s.heads = heads;
   return s;
@@ -115,6 +117,7 @@ Shape validate(const QuantizeK& a, Mode mode) {
   check_hadamard(c, a.hadamard, dim);
   check_rule(c, a.rule, a.scale, a.out.format, false);
   check_dense(c, {"out.values", "out.scales"}, a.out, at_least(rows), dim, kOutput);
+  c.apart({{"out.values", &a.out.values}, {"out.scales", &a.out.scales}});
   return producer_shape(a.out.format, rows, dim);
 }
 

@@ -64,6 +64,8 @@ Report compare_selection(const MqaTopk& args, const Tensor& logits, const uint64
 Report compare_selection(const PagedMqaTopk& args, const Tensor& logits, const uint64_t* stats = nullptr);
 Report compare_selection(const MergeTopk& args, const uint64_t* stats = nullptr);
 
+/// Fewer scores, or fewer numbers rounded to codes on either side, and calc_diff is no mean yet: it is not judged.
+constexpr int64_t kJudgedScores = 1024, kJudgedNumbers = 4096;
 /// truth.ref against scores of q [R,H,D], keys [N,D] (dense) or [B,T,D] (by request and position; [T,D]: one request)
 /// and weights [R,H] before quantisation, bf16, f16 or f32. Limit: 1e-3 (fp8), 0.02 (mxfp4); other formats and real
 /// data: printed only.

@@ -250,6 +250,32 @@ TEST_F(Cli, RunsOnRanks) {
   expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");
 }
 
+TEST_F(Cli, ManyRanksOnThreadsEnd) {
+  const std::string trace = path("ranks.safetensors");
+  ASSERT_EQ(run_command("make-trace -o " + trace + " --rows 8 --keys 4096 --topk 512 --heads 4 --head-dim 32").code, 0);
+  for (const std::string cut : {"context", "rows", "prefill"}) {
+    const Outcome outcome = run_command("run " + trace + " --ranks 256 --json --shard " + cut);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(Json::parse(outcome.out)["equal"], true) << cut;
+  }
+  expect_refused("run " + trace + " --ranks 0", 2, "--ranks must be from 1 to 1024 without mpirun, got 0");
+}
+
+TEST_F(Cli, AnOptionThatWouldDoNothingIsRefused) {
+  const std::string trace = small_trace();
+  expect_refused("check " + trace + " --op topk", 2, "check: --op must be absent with traces");
+  expect_refused("check " + trace + " --save " + path("bug"), 2, "check: --save must be absent with traces");
+  expect_refused("check " + trace + " --seed 3", 2, "check: --seed must be absent with traces");
+  expect_refused("check " + trace + " --cases 3", 2, "check: --cases must be absent with traces");
+  expect_refused("check --random --rows 3", 2, "check: --rows must be absent with --random");
+  const std::string make = "make-trace -o " + path("strided") + " --page-size 4 --head-dim 32 --heads 2 --page-stride ";
+  expect_refused(make + "3", 2, "make-trace: page-stride must be 0, or a multiple of 4 from 144 bytes on, got 3");
+  expect_refused(make + "146", 2, "got 146");
+  expect_refused(make + "148 --op mqa_topk", 2, "make-trace: page-stride must be 0 but for");
+  ASSERT_EQ(run_command(make + "148").code, 0);
+  EXPECT_EQ(read_trace(path("strided")).metadata.at("page_stride"), "148");
+}
+
 TEST_F(Cli, BenchRefusesACaseThatItDoesNotHave) {
   expect_refused("bench --only nope", 2, "--only must be (part of) a case's name, got nope");
 }

@@ -162,7 +162,7 @@ TEST(CompareSelection, FindsEveryKindOfFault) {
 TEST(CompareUnquantised, Fp8IsCloseAndRubbishIsNot) {
   for (const bool paged : {false, true}) {
     ProblemSpec spec = spec_of();
-    spec.head_dim = 128, spec.paged = paged, spec.requests = 3;
+    spec.head_dim = 128, spec.paged = paged, spec.requests = 3, spec.rows = 24, spec.keys = 400;
     const Problem p = make_problem(spec);
     const Truth truth = paged ? truth_of(p.query(), p.paged_keys(), p.rows(), false)
                               : truth_of(p.query(), p.dense_keys(), p.rows(), false);
@@ -173,6 +173,27 @@ TEST(CompareUnquantised, Fp8IsCloseAndRubbishIsNot) {
     EXPECT_GT(report.compared, 100);
     for (int64_t i = 0; i < p.q_truth.size(); i += 3) p.q_truth.as<uint16_t>()[i] ^= 0x8000;
     EXPECT_FALSE(compare_unquantised(truth, exact, p.rows(), KeyFormat::fp8, true).ok);
+  }
+}
+
+TEST(CompareUnquantised, AWrongScaleFailsAndAHandfulIsNotJudged) {
+  for (const KeyFormat format : {KeyFormat::fp8, KeyFormat::mxfp4}) {
+    for (const int64_t keys : {int64_t{8}, int64_t{400}}) {
+      ProblemSpec spec;
+      spec.format = format;
+      spec.rows = 6, spec.keys = keys, spec.heads = 8, spec.head_dim = 128;
+      const Problem p = make_problem(spec);
+      const Truth truth = truth_of(p.query(), p.dense_keys(), p.rows(), false);
+      Unquantised exact{p.q_truth.view(), p.keys_truth.view(), p.weights_truth.view()};
+      EXPECT_TRUE(good(compare_unquantised(truth, exact, p.rows(), format, true)));
+      // Key scales that are a tenth (mxfp4: one exponent) too large: the truth's weights are so much smaller.
+      for (int64_t i = 0; i < p.weights_truth.size(); ++i) {
+        p.weights_truth.as<float>()[i] /= format == KeyFormat::fp8 ? 1.1F : 2.0F;
+      }
+      const Report report = compare_unquantised(truth, exact, p.rows(), format, true);
+      EXPECT_EQ(report.ok, keys == 8) << report.text();
+      EXPECT_GT(report.calc_diff, format == KeyFormat::fp8 ? 1e-3 : 0.02) << "printed either way";
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 // Memory of a call, for every operation: a workspace smaller than the query says is refused; backend `cpu` allocates
 // nothing from the second call on, on any threads; the search's workspace stays under 64 MiB (CASES B50) and never
 // shrinks when a size grows.
+#include "tests/pools.h"
 #include "tests/work.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -104,6 +105,72 @@ TEST(Memory, CpuAllocatesNothingFromTheSecondCallOn) {
       EXPECT_EQ(allocations_of([&] { launch_work(w, exec); }), 0) << w.name << ", " << threads << " threads";
     }
   }
+#endif
+}
+
+#if defined(TOPKEY_TEST_COUNTS_ALLOCATIONS)
+/// A step of either layer over 256 keys of one request, 64 of them this step's, and all its memory.
+struct LayerStep {
+  static constexpr int64_t kRows = 64, kKeys = 256, kDim = 64;
+  Array k, gate, ape, positions, slots, tail, pages, q, weights, request, ends, table, indices;
+  IndexerConfig config{};
+  IndexerStep args{};
+
+  explicit LayerStep(int32_t pool_size) {
+    Random random(1);
+    config.heads = 32, config.head_dim = kDim, config.topk = 32, config.pool_size = pool_size;
+    const int64_t group = std::max(pool_size, 1);
+    std::vector<int64_t> at, to;
+    std::vector<int32_t> seen;
+    for (int64_t r = 0; r < kRows; ++r) {
+      const int64_t p = group * kKeys - kRows + r;
+      at.push_back(p), to.push_back((p + 1) % group == 0 ? p / group : -1);
+      seen.push_back(static_cast<int32_t>((p + 1) / group));
+    }
+    args.keys.cache = cache_of(pages, KeyFormat::fp8, 16, kDim, kKeys / 16);
+    std::memset(pages.as<uint8_t>(), 0x38, pages.bytes());
+    table = Array(DType::i32, {1, kKeys / 16});
+    for (int32_t i = 0; i < table.size(); ++i) table.as<int32_t>()[i] = i;
+    k = normals(DType::bf16, {kRows, kDim}, random);
+    positions = longs_of(at), slots = longs_of(to), ends = Array::of(seen), request = Array(DType::i32, {kRows});
+    q = Array(DType::u8, {kRows, 32, kDim}), weights = normals(DType::f32, {kRows, 32}, random);
+    std::memset(q.as<uint8_t>(), 0x38, q.bytes());
+    indices = Array(DType::i32, {kRows, 32 + group - 1});
+    args.q = {q.view(), {}, weights.view()}, args.k = k.view(), args.slot_mapping = slots.view();
+    args.keys.block_table = table.view(), args.rows.count = kRows, args.rows.end = ends.view();
+    args.rows.request = request.view(), args.num_decode_rows = kRows, args.out.indices = indices.view();
+    if (pool_size == 0) return;
+    gate = normals(DType::bf16, {kRows, kDim}, random), ape = normals(DType::f32, {pool_size, kDim}, random);
+    args.gate = gate.view(), args.ape = ape.view(), args.positions = positions.view();
+  }
+};
+
+template <class Layer>
+void expect_no_allocation(int32_t pool_size) {
+  const LayerStep step(pool_size);
+  const Layer layer(step.config);
+  for (const int32_t threads : {1, 2, 4}) {
+    for (const bool strict : {false, true}) {
+      Exec exec = on("cpu");
+      exec.threads = threads, exec.strict = strict;
+      const Room room(layer.workspace_bytes({0, LayerStep::kRows, 1, LayerStep::kKeys, 1}, exec));
+      room.give(exec);
+      layer.forward(step.args, exec);
+      EXPECT_EQ(allocations_of([&] { layer.forward(step.args, exec); }), 0)
+          << "pools of " << pool_size << ", " << threads << " threads" << (strict ? ", strict" : "");
+      EXPECT_GE(int_at(step.indices.view(), LayerStep::kRows - 1, 31), 0) << "a step that answered nothing";
+    }
+  }
+}
+#endif
+
+TEST(Memory, LayersAllocateNothingFromTheSecondStepOn) {
+#if !defined(TOPKEY_TEST_COUNTS_ALLOCATIONS)
+  GTEST_SKIP() << "malloc cannot be counted here";
+#else
+  expect_no_allocation<SparseAttnIndexer>(0);
+  expect_no_allocation<SparseAttnIndexerKpool>(1);
+  expect_no_allocation<SparseAttnIndexerKpool>(4);
 #endif
 }
 

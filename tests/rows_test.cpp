@@ -254,6 +254,9 @@ TEST_P(RowsTest, GarbageQueryStartStaysInside) {
     s.table = {{1, 2}, {3, 4}, {5, 6}};
     s.capacity = 8;
     const Expanded e = expand(s, exec());  // which checks the guards
+    topkey::Exec ref{};
+    ref.backend = "ref";
+    EXPECT_TRUE(e == expand(s, ref)) << "one request a row, whatever stands there";
     for (size_t r = 0; r < 8; ++r) {
       EXPECT_TRUE(e.request[r] >= -1 && e.request[r] < 3) << e.request[r];
       EXPECT_GE(e.lens[r], 0);

@@ -85,7 +85,7 @@ class Day {
  private:
   static constexpr int64_t kStepRows = 40, kBufferRows = 48;  ///< padded rows come on top
   struct Inputs {
-    Array query_start, seq_lens, table, q, weights, request, lens, positions, slots, state_slots, token_table;
+    Array query_start, seq_lens, table, q, q_scales, weights, request, lens, positions, slots, state_slots, token_table;
     Tokens tokens;
     int64_t rows;
   };
@@ -206,7 +206,7 @@ Day::Inputs Day::inputs() {
   int64_t real = 0;
   for (const Request& r : running_) real += r.rows;
   const int64_t rows = g_.uniform ? count * g_.next_n : real + random_.between(0, 3);  // graph padding
-  Inputs in{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Tokens(g_, rows), rows};
+  Inputs in{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, Tokens(g_, rows), rows};
   std::vector<int32_t> starts{0}, lens;
   in.table = Array(DType::i32, {count, g_.max_pages()}), in.token_table = Array(DType::i32, {count, g_.max_tokens});
   std::fill_n(in.table.as<int32_t>(), in.table.size(), 1000000000);
@@ -222,11 +222,14 @@ Day::Inputs Day::inputs() {
   place_rows(in);
   const Array raw = normals(DType::bf16, {rows, g_.heads, g_.head_dim}, random_),
               weights = normals(DType::f32, {rows, g_.heads}, random_);
-  in.q = Array(g_.format == KeyFormat::fp8 ? DType::f8_e4m3fn : DType::bf16, {rows, g_.heads, g_.head_dim});
+  const bool fp4 = g_.format == KeyFormat::mxfp4;
+  const DType codes = fp4 ? DType::u8 : g_.format == KeyFormat::fp8 ? DType::f8_e4m3fn : DType::bf16;
+  in.q = Array(codes, {rows, g_.heads, fp4 ? g_.head_dim / 2 : g_.head_dim});
+  if (fp4) in.q_scales = Array(DType::u8, {rows, g_.heads, g_.head_dim / 32});
   in.weights = Array(DType::f32, {rows, g_.heads});
   QuantizeQ a{};
   a.q = raw.view(), a.weights = weights.view(), a.format = g_.format;
-  a.q_out = in.q.view(), a.weights_out = in.weights.view();
+  a.q_out = in.q.view(), a.q_scales_out = in.q_scales.view(), a.weights_out = in.weights.view();
   if (rows > 0) run(a, on(backend_));
   return in;
 }
@@ -295,7 +298,7 @@ void Day::store(const Inputs& in) {
 
 void Day::answer(const Inputs& in, const Outputs& out) {
   IndexerStep s{};
-  s.q = {in.q.view(), {}, in.weights.view()};
+  s.q = {in.q.view(), in.q_scales.view(), in.weights.view()};
   s.keys.cache = cache_, s.keys.block_table = in.table.view();
   s.rows.count = in.rows, s.rows.end = in.lens.view();
   if (g_.uniform) {
@@ -373,8 +376,10 @@ void Day::check_request(const Inputs& in, const Outputs& out, size_t b, int64_t 
   for (int64_t i = 0; i < r.rows; ++i) ends.as<int32_t>()[i] = static_cast<int32_t>((r.cached + i + 1) / g_.group);
   const Array chosen(DType::i32, {r.rows, keys});
   PagedMqaTopk search{};
-  search.q = {in.q.view(), {}, in.weights.view()};
-  for (Tensor* t : {&search.q.values, &search.q.weights}) t->data = element(*t, first), t->shape[0] = r.rows;
+  search.q = {in.q.view(), in.q_scales.view(), in.weights.view()};
+  for (Tensor* t : {&search.q.values, &search.q.scales, &search.q.weights}) {
+    if (t->data != nullptr) t->data = element(*t, first), t->shape[0] = r.rows;
+  }
   search.keys.cache = cache, search.keys.block_table = table.view();
   search.rows.count = r.rows, search.rows.end = ends.view(), search.rows.request = request.view();
   search.topk = static_cast<int32_t>(keys), search.out.indices = chosen.view();
@@ -428,6 +433,8 @@ std::vector<Geometry> geometries() {
   one.heads = 4, one.head_dim = 32;
   Geometry& bf16 = add("pools of 2, bf16", true, 2);
   bf16.format = KeyFormat::bf16, bf16.heads = 4, bf16.head_dim = 32;
+  Geometry& fp4 = add("pools of 4, mxfp4", true, 4);
+  fp4.format = KeyFormat::mxfp4, fp4.heads = 4, fp4.head_dim = 64;
   add("windows of 4 with overlap", false, 4).heads = 8;
   Geometry& wide = add("windows of 128 without", false, 128);
   wide.overlap = false, wide.heads = 8, wide.head_dim = 32, wide.max_tokens = 700, wide.topk = 3, wide.page_size = 2,

@@ -372,6 +372,36 @@ TEST_P(ValidateSearch, MergeTopkWithBlocks) {
   check_subject(s, exec());
 }
 
+/// Two outputs in one memory are refused; columns of one buffer, and rows after one another, are not.
+TEST(OutputsApart, AsFarAsTheHostKnows) {
+  const Array scores(DType::f32, {3, 8}), room(DType::i32, {6, 16});
+  const auto refusal = [&](const Tensor& indices, const Tensor& values, const Tensor& counts) -> std::string {
+    Topk a{};
+    a.scores = scores.view();
+    a.rows.count = 3, a.topk = 2;
+    a.out.indices = indices, a.out.scores = values, a.out.counts = counts;
+    try {
+      topk(a, on("ref"));
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  int32_t* at = room.as<int32_t>();
+  const auto ints = [&](int64_t first, int64_t step) { return tensor(at + first, DType::i32, {3, 2}, {step, 1}); };
+  const auto floats = [&](int64_t first, int64_t step) { return tensor(at + first, DType::f32, {3, 2}, {step, 1}); };
+  const Tensor none{};
+  EXPECT_EQ(refusal(ints(0, 2), floats(0, 2), none),
+            "topk: out.scores must be in other memory than out.indices, got memory that both would write");
+  EXPECT_NE(refusal(ints(0, 2), floats(4, 2), none), "") << "the last row";
+  EXPECT_NE(refusal(ints(0, 16), floats(1, 16), none), "") << "a column";
+  EXPECT_NE(refusal(ints(15, 16), floats(0, 16), none), "") << "into the next row";
+  EXPECT_NE(refusal(ints(0, 16), none, tensor(at + 17, DType::i32, {3})), "");
+  EXPECT_EQ(refusal(ints(0, 16), floats(2, 16), none), "") << "columns of one buffer";
+  EXPECT_EQ(refusal(ints(14, 16), floats(0, 16), none), "");
+  EXPECT_EQ(refusal(ints(0, 2), floats(6, 2), none), "") << "one after the other";
+}
+
 TOPKEY_ON_EVERY_BACKEND(ValidateSearch);
 
 }  // namespace

@@ -277,7 +277,7 @@ Tensor Borrowed::take_pages(nb::handle array, const char* name, bool written) {
 uint64_t* Borrowed::take_stats(nb::handle array) {
   Place place;
   const Tensor t = read(array, "exec.stats", true, &place);
-  if ((t.dtype != kCounter && t.dtype != DType::i64) || t.ndim != 1 || t.shape[0] < kNumStats || t.stride[0] != 1)
+  if (t.dtype != kCounter || t.ndim != 1 || t.shape[0] < kNumStats || t.stride[0] != 1)
     refuse("exec.stats", "uint64 [8], contiguous", class_name(array) + " of shape " + words(t.shape, t.ndim));
   join(place, array, "exec.stats");
   return static_cast<uint64_t*>(t.data);

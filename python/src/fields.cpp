@@ -77,14 +77,27 @@ const std::vector<Operation>& operations() {
   return *all;
 }
 
+/// Traces' names of windows, where Python's keywords are other words: an error names what the caller has written.
+/// expand_rows' own lens and row_request are called so, and to_slots' row_request too.
+const char* keyword_of(const Operation& op, const std::string& name) {
+  if (std::strcmp(op.name, "expand_rows") == 0 || std::strcmp(op.name, "to_slots") == 0) return name.c_str();
+  static constexpr const char* kKeywords[][2] = {
+      {"starts", "start"}, {"ends", "end"}, {"lens", "length"}, {"row_request", "request"}};
+  for (const auto& [field, keyword] : kKeywords) {
+    if (name == field) return keyword;
+  }
+  return name.c_str();
+}
+
 /// One field of one call.
 struct Setter {
   const Operation& op;
   const Field& field;
 
   [[noreturn]] void refuse(const std::string& must, nb::handle got) const {
-    throw nb::value_error(
-        (std::string(op.name) + ": " + field.name + " must be " + must + ", got " + nb::repr(got).c_str()).c_str());
+    throw nb::value_error((std::string(op.name) + ": " + keyword_of(op, field.name) + " must be " + must + ", got " +
+                           nb::repr(got).c_str())
+                              .c_str());
   }
   int64_t integer(nb::handle value, int64_t low, int64_t high) const {
     const long long n = PyLong_AsLongLong(value.ptr());
@@ -105,7 +118,7 @@ struct Setter {
   }
   void operator()(nb::handle value, char* to, Borrowed& arrays) const {
     switch (field.kind) {
-      case Field::Kind::tensor: put(to, arrays.take(value, field.name.c_str(), field.written)); break;
+      case Field::Kind::tensor: put(to, arrays.take(value, keyword_of(op, field.name), field.written)); break;
       case Field::Kind::pages: put(to, arrays.take_pages(value, field.name.c_str(), field.written)); break;
       case Field::Kind::i64: put(to, integer(value, INT64_MIN, INT64_MAX)); break;
       case Field::Kind::i32: put(to, static_cast<int32_t>(integer(value, INT32_MIN, INT32_MAX))); break;

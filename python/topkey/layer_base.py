@@ -10,7 +10,7 @@ from .calls import Placeholder
 from .frameworks import framework
 from .library import backends
 from .operations import workspace_bytes
-from .step import Stage, StepMetadata, bound, check_buffer, key_cache, run_step
+from .step import Stage, StepMetadata, bound, check_buffer, check_number, key_cache, run_step
 from .types import Array, Exec, Format, KeyCache, Scale
 
 # Heads that workspace_bytes of a layer reckons with: no model has more, and a layer learns theirs with its first step.
@@ -26,14 +26,19 @@ class LayerBase:
         topk_indices_buffer: Array, skip_k_cache_insert: bool, use_fp4_cache: bool,
     ) -> None:  # fmt: skip
         self._name = type(self).__name__
+        self._numbers(1, topk_tokens=topk_tokens, head_dim=head_dim)
         self._require(quant_block_size == head_dim, "quant_block_size", f"head_dim {head_dim}", quant_block_size)
         self._require(scale_fmt in (None, "ue8m0"), "scale_fmt", "'ue8m0' or None", repr(scale_fmt))
-        self._require(topk_tokens >= 1, "topk_tokens", "at least 1", topk_tokens)
         check_buffer(self._name, topk_indices_buffer, topk_tokens)
         self.k_cache, self.quant_block_size, self.scale_fmt = k_cache, quant_block_size, scale_fmt
         self.topk_tokens, self.head_dim = topk_tokens, head_dim
         self.topk_indices_buffer = topk_indices_buffer
         self.skip_k_cache_insert, self.use_fp4_cache = skip_k_cache_insert, use_fp4_cache
+
+    def _numbers(self, lowest: int, **numbers: Any) -> None:
+        """Whole numbers of 32 bits, from `lowest` on."""
+        for name, value in numbers.items():
+            check_number(self._name, name, value, lowest)
 
     def _require(self, ok: bool, name: str, must: str, got: Any) -> None:
         if not ok:
@@ -97,8 +102,7 @@ def largest_cache(format: Format, head_dim: int) -> KeyCache:
 def most_bytes(layer: str, limits: dict[str, int], stages: Sequence[Stage], buffer: Array) -> int:
     """What any of the stages needs on any backend of the buffer's device, and to align it."""
     for name, value in limits.items():
-        if not 0 <= value <= _MOST_KEYS:
-            raise ValueError(f"{layer}: {name} must be from 0 to {_MOST_KEYS}, got {value}")
+        check_number(layer, name, value, 0)
     device = "cuda" if framework(buffer) == "torch" and buffer.is_cuda else "cpu"
     usable = [b.name for b in backends() if b.device == device and not b.unusable]
     sizes, why = [], f"{layer}: no backend of this build can run on {device}"

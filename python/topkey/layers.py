@@ -8,7 +8,7 @@ from typing import Any
 
 from .calls import extent
 from .layer_base import LayerBase, largest_cache, largest_search, most_bytes, shape
-from .step import Stage, StepMetadata, bound, has_rows, query, refuse_ranks, rows_of
+from .step import Stage, StepMetadata, bound, check_metadata, has_rows, query, refuse_ranks, rows_of
 from .types import DEFAULT_EXEC, Array, Exec
 
 
@@ -20,7 +20,9 @@ class SparseAttnIndexer(LayerBase):
     by the time of a step. quant_block_size is head_dim; scale_fmt "ue8m0" or None (float32 scales). use_fp4_cache:
     mxfp4 keys. topk_indices_buffer: int32 [rows, >= topk_tokens] of numpy or torch. candidate_blocks: int32 [rows, C],
     ids of blocks of candidate_block_size keys of this layer: with candidate_write each row's best ones are published
-    in it, else only keys of the blocks in it are looked at. max_model_len and max_total_seq_len are kept for the reader.
+    in it, else only keys of the blocks in it are looked at. candidate_ratio: tokens of a key row of the layer that
+    published them, where that is not compress_ratio (0: the same); candidate_block_size then counts that layer's keys,
+    and its block must be a whole number of key rows here. max_model_len and max_total_seq_len are kept for the reader.
 
     ValueError: arguments that cannot go together.
     """
@@ -41,19 +43,26 @@ class SparseAttnIndexer(LayerBase):
         candidate_blocks: Array | None = None,
         candidate_block_size: int = 0,
         candidate_write: bool = False,
+        candidate_ratio: int = 0,
     ) -> None:
         super().__init__(
             k_cache, quant_block_size, scale_fmt, topk_tokens, head_dim, topk_indices_buffer, skip_k_cache_insert,
             use_fp4_cache,
         )  # fmt: skip
-        self._require(compress_ratio >= 1, "compress_ratio", "at least 1", compress_ratio)
+        self._numbers(1, compress_ratio=compress_ratio)
+        self._numbers(0, candidate_ratio=candidate_ratio)
         self._require(
             candidate_blocks is not None or not candidate_write, "candidate_blocks", "given with candidate_write", None
         )
+        if candidate_blocks is not None:
+            self._numbers(1, candidate_block_size=candidate_block_size)
+        source, tokens = candidate_ratio or compress_ratio, 0 if candidate_blocks is None else candidate_block_size
         self._require(
-            candidate_blocks is None or candidate_block_size >= 1, "candidate_block_size",
-            "at least 1 with candidate_blocks", candidate_block_size,
+            candidate_write or source * tokens % compress_ratio == 0, "candidate_ratio",
+            f"such that a source's block is a whole number of key rows of {compress_ratio} tokens",
+            f"{source} with blocks of {tokens}",
         )  # fmt: skip
+        self.candidate_ratio = candidate_ratio
         self.max_model_len, self.max_total_seq_len = max_model_len, max_total_seq_len
         self.compress_ratio = compress_ratio
         self.candidate_blocks, self.candidate_block_size = candidate_blocks, candidate_block_size
@@ -64,7 +73,8 @@ class SparseAttnIndexer(LayerBase):
             out = search.arguments["out"] | {"blocks": blocks}
             search.arguments.update(out=out, block_size=self.candidate_block_size)
         elif blocks is not None:
-            search.arguments.update(candidates=blocks, candidate_block_size=self.candidate_block_size)
+            size = (self.candidate_ratio or self.compress_ratio) * self.candidate_block_size // self.compress_ratio
+            search.arguments.update(candidates=blocks, candidate_block_size=size)
 
     def workspace_bytes(self, max_rows: int, max_requests: int, max_len: int, max_next_n: int = 1) -> int:
         """Enough `workspace` for any step within the limits, of up to 128 heads, on any backend; 0 is possible."""
@@ -103,6 +113,7 @@ class SparseAttnIndexer(LayerBase):
         """
         if metadata is None or skip_step:
             return self.topk_indices_buffer
+        check_metadata(self._name, metadata)
         q = query(self._name, q_quant, self.use_fp4_cache)
         refuse_ranks(self._name, group, metadata)
         hidden_rows = extent(hidden_states, 0)
@@ -194,9 +205,10 @@ class SparseAttnIndexerKpool(LayerBase):
         """
         if metadata is None or skip_step:
             return self.topk_indices_buffer
+        check_metadata(self._name, metadata)
         q = query(self._name, q_quant, self.use_fp4_cache)
         refuse_ranks(self._name, group, metadata)
-        self._require(index_kpool >= 1, "index_kpool", "at least 1", index_kpool)
+        self._numbers(1, index_kpool=index_kpool)
         topk = self.topk_tokens
         self._require(topk % index_kpool == 0, "topk_tokens", f"a multiple of index_kpool {index_kpool}", topk)
         hidden_rows = extent(hidden_states, 0)

@@ -5,6 +5,7 @@ them are checked before any of them writes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 from . import _native
@@ -80,6 +81,24 @@ def query(layer: str, q_quant: Any, fp4: bool) -> tuple[Array, Array | None]:
     if not fp4 and (pair or q_quant is None):
         raise ValueError(f"{layer}: q_quant must be one array without use_fp4_cache, got {type(q_quant).__name__}")
     return (q_quant[0], q_quant[1]) if fp4 else (q_quant, None)
+
+
+def check_number(layer: str, name: str, value: Any, lowest: int) -> None:
+    """A whole number of 32 bits, from `lowest` on, also one of numpy."""
+    try:
+        whole = index(value)
+    except TypeError:
+        raise ValueError(f"{layer}: {name} must be a whole number from {lowest} on, got {value!r}") from None
+    if not lowest <= whole < 2**31:
+        must = f"at least {lowest}" if whole < lowest else f"at most {2**31 - 1}"
+        raise ValueError(f"{layer}: {name} must be {must}, got {value}")
+
+
+def check_metadata(layer: str, metadata: Any) -> None:
+    if not isinstance(metadata, StepMetadata):
+        raise ValueError(f"{layer}: metadata must be a topkey.StepMetadata or None, got {type(metadata).__name__}")
+    for name, lowest in (("max_len", 0), ("num_decode_rows", 0), ("next_n", 0)):
+        check_number(layer, f"metadata.{name}", getattr(metadata, name), lowest)
 
 
 def rows_of(layer: str, metadata: StepMetadata, hidden_rows: int) -> int:

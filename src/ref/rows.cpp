@@ -9,12 +9,20 @@
 namespace topkey::ref {
 namespace {
 
-/// Request b with indptr[b] <= row < indptr[b+1], or -1.
+/// Request b with indptr[b] <= row < indptr[b+1], or -1. By halves, and part of the specification: where a caller's
+/// indptr does not ascend, several b may do, and every backend must find the same one.
 int64_t request_in(const Tensor& indptr, int64_t row) {
-  for (int64_t b = 0; b + 1 < indptr.shape[0]; ++b) {
-    if (integer(indptr, b) <= row && row < integer(indptr, b + 1)) return b;
+  int64_t low = 0, high = indptr.shape[0] - 1;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (integer(indptr, middle + 1) <= row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
   }
-  return -1;
+  const bool inside = low + 1 < indptr.shape[0] && integer(indptr, low) <= row && row < integer(indptr, low + 1);
+  return inside ? low : -1;
 }
 
 /// Past the largest position that an index can carry.

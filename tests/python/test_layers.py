@@ -255,6 +255,18 @@ def test_candidate_blocks(on):
     assert blocks.tolist() == kept.tolist()
 
 
+def test_candidates_of_a_source_of_another_ratio(on):
+    """Blocks of 3 keys of 4 tokens each are blocks of 6 keys of 2 tokens."""
+    s = Serving(np.random.default_rng(16))
+    step = s.step([11, 5, 0, 14])
+    blocks = np.full((32, 2), -1, I32)
+    blocks[: len(step.rows), 0] = 1
+    options = {"candidate_blocks": blocks, "candidate_block_size": 3, "candidate_ratio": 4, "compress_ratio": 2}
+    forward(s.layer(**options), step, on)
+    for r in range(len(step.rows)):
+        assert s.buffer[r, :TOPK].tolist() == s.answer(step, r, selection.in_blocks([1], 6, 0)), r
+
+
 def test_workspace(on):
     s = Serving(np.random.default_rng(11))
     step = s.step([9, 5, 1, 3])
@@ -276,8 +288,10 @@ def test_workspace(on):
     forward(layer, step, on, workspace=memory[3:])
     s.check(step)
     assert layer.workspace_bytes(0, 0, 0, 0) >= 0
-    with pytest.raises(ValueError, match="SparseAttnIndexer: max_len must be from 0 to 2147483647, got -1"):
+    with pytest.raises(ValueError, match="SparseAttnIndexer: max_len must be at least 0, got -1"):
         layer.workspace_bytes(1, 1, -1)
+    with pytest.raises(ValueError, match=re.escape("SparseAttnIndexer: max_rows must be a whole number from 0 on, got 1.5")):
+        layer.workspace_bytes(1.5, 1, 1)
 
 
 def test_a_strict_step_raises_before_it_writes(on):
@@ -306,9 +320,18 @@ WRONG_LAYERS = [
     ({"topk_tokens": 10}, "topk_indices_buffer must be i32 [rows, >=10] of numpy or torch, got i32 [8, 9]"),
     ({"topk_indices_buffer": np.zeros((8, 9))}, "topk_indices_buffer must be i32 [rows, >=6] of numpy or torch, got"),
     ({"topk_indices_buffer": None}, "topk_indices_buffer must be i32 [rows, >=6] of numpy or torch, got NoneType"),
+    ({"topk_tokens": "x"}, "SparseAttnIndexer: topk_tokens must be a whole number from 1 on, got 'x'"),
+    ({"topk_tokens": 1.5}, "SparseAttnIndexer: topk_tokens must be a whole number from 1 on, got 1.5"),
+    ({"compress_ratio": None}, "SparseAttnIndexer: compress_ratio must be a whole number from 1 on, got None"),
+    ({"candidate_ratio": -1}, "SparseAttnIndexer: candidate_ratio must be at least 0, got -1"),
+    (
+        {"candidate_blocks": np.zeros((8, 2), I32), "candidate_block_size": 3, "compress_ratio": 4, "candidate_ratio": 2},
+        "SparseAttnIndexer: candidate_ratio must be such that a source's block is a whole number of key rows of 4 tokens, "
+        "got 2 with blocks of 3",
+    ),
     ({"compress_ratio": 0}, "SparseAttnIndexer: compress_ratio must be at least 1, got 0"),
     ({"candidate_write": True}, "SparseAttnIndexer: candidate_blocks must be given with candidate_write, got None"),
-    ({"candidate_blocks": np.zeros((8, 2), I32)}, "candidate_block_size must be at least 1 with candidate_blocks, got 0"),
+    ({"candidate_blocks": np.zeros((8, 2), I32)}, "candidate_block_size must be at least 1, got 0"),
 ]  # fmt: skip
 
 
@@ -336,13 +359,17 @@ WRONG_STEPS = [
     (ValueError, lambda s: {"k": s.k[:, :16]}, "store_k: k must be"),
     (ValueError, lambda s: {"hidden": s.hidden[:5]}, "metadata.end must be of at most 5 rows of hidden_states, got 12"),
     (ValueError, lambda s: {"hidden": np.zeros((40, 1))}, "must have the 40 rows of hidden_states, got 32"),
+    (ValueError, lambda s: {"metadata": {"end": 1}}, "metadata must be a topkey.StepMetadata or None, got dict"),
+    (ValueError, changed(max_len="x"), "metadata.max_len must be a whole number from 0 on, got 'x'"),
+    (ValueError, changed(num_decode_rows=None), "metadata.num_decode_rows must be a whole number from 0 on, got None"),
+    (ValueError, changed(next_n=1.5), "metadata.next_n must be a whole number from 0 on, got 1.5"),
     (ValueError, changed(end=None), "metadata.end must be int32 [rows], got None"),
     (ValueError, changed(end=np.ones(12)), "paged_mqa_topk: "),
     (ValueError, changed(block_table=np.zeros((4, 9))), "paged_mqa_topk: "),
     (ValueError, changed(request=np.zeros(4, I32)), "paged_mqa_topk: rows.request must be"),
     (ValueError, changed(q_indptr=np.zeros(5, I32)), "rows.q_indptr must be absent where rows.request is given"),
     (ValueError, changed(num_decode_rows=13), "metadata.num_decode_rows must be from 0 to 12, got 13"),
-    (ValueError, changed(max_len=-1), "paged_mqa_topk: rows.max_len must be"),
+    (ValueError, changed(max_len=-1), "metadata.max_len must be at least 0, got -1"),
     (RuntimeError, changed(shard=topkey.Shard(0, 2)), "metadata.shard must be None: steps over ranks are in C++"),
     (RuntimeError, changed(row_shard_sizes=[6, 6]), "metadata.row_shard_sizes must be None: steps over ranks are in C++"),
     (RuntimeError, lambda s: {"group": object()}, "SparseAttnIndexer: group must be None: steps over ranks are in C++"),

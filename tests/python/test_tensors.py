@@ -75,7 +75,7 @@ def test_gpu_tensors_go_to_the_current_stream_and_end_where_no_backend_takes_the
     with pytest.raises(RuntimeError, match="topk: no backend can run this: .*the call on cuda"):
         topkey.topk(scores, 2)
     assert torch.cuda.asked == [0]
-    with pytest.raises(ValueError, match="topk: ends must be on the device of the other arrays, cuda:0, got cpu"):
+    with pytest.raises(ValueError, match="topk: end must be on the device of the other arrays, cuda:0, got cpu"):
         topkey.topk(scores, 2, end=Tensor(np.ones(2, np.int32)))
 
 

@@ -209,8 +209,17 @@ class RandomCheck {
   int64_t differ_ = 0, ran_ = 0;
 };
 
-Exit check(const Options& options) {
+/// An option that would do nothing is a misunderstanding, and said to be one.
+void refuse_unused(const CLI::App& sub, std::initializer_list<const char*> names, const char* when) {
+  for (const char* name : names) {
+    if (sub.count(name) > 0) throw Failure(fmt::format("check: {} must be absent {}, got one", name, when));
+  }
+}
+
+Exit check(const Options& options, const CLI::App& sub) {
   if (options.random == !options.traces.empty()) throw Failure("check: name traces, or say --random");
+  if (!options.random) refuse_unused(sub, {"--op", "--seed", "--cases", "--save"}, "with traces");
+  if (options.random) refuse_unused(sub, {"--rows"}, "with --random");
   return options.random ? RandomCheck(options).run() : check_files(options);
 }
 
@@ -233,7 +242,7 @@ void add_check(CLI::App& app, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   sub->add_option("--save", options->save, "Keep the first random case that differs as a trace");
   sub->add_flag("--json", options->json, "Findings for a script");
-  sub->callback([options, &action] { action = [options] { return check(*options); }; });
+  sub->callback([options, sub, &action] { action = [options, sub] { return check(*options, *sub); }; });
 }
 
 }  // namespace topkey::cli

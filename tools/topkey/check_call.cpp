@@ -201,8 +201,7 @@ class Checker {
     std::vector<Report> found{support::compare_scores(logits, truth, arithmetic_of(a), nature_.calc_limit())};
     if (backend_ == "ref") found.push_back(compare_formulations(truth));
     if (const auto exact = unquantised(piece)) {
-      found.push_back(
-          support::compare_unquantised(truth, *exact, a.rows, format_of(a), nature_.random_normal && enough(truth)));
+      found.push_back(support::compare_unquantised(truth, *exact, a.rows, format_of(a), nature_.random_normal));
     }
     return found;
   }
@@ -220,9 +219,6 @@ class Checker {
     found.push_back(support::compare_selection(a, logits.view(), stats));
     return found;
   }
-
-  /// The limits on calc_diff are those of a mean: a handful of keys may lie above them.
-  static bool enough(const support::Truth& truth) { return truth.head_dim >= 32 && truth.rows * truth.width >= 256; }
 
   template <class Args>
   static bool sharded(const Args& a) {

@@ -29,6 +29,19 @@ Enum by_name(const std::string& word, std::initializer_list<const char*> names, 
   return static_cast<Enum>(place - names.begin());
 }
 
+void check_tiles(const support::ProblemSpec& spec) {
+  const int64_t tile = tile_rows(spec.layout);
+  if (tile == 0) return;
+  const bool suits = spec.format == KeyFormat::mxfp4 ? spec.head_dim == 128
+                                                     : is_fp8(spec.format) && tile == 16 && spec.head_dim % 16 == 0;
+  if (!suits || spec.page_size % tile != 0) {
+    throw Failure(
+        fmt::format("make-trace: layout {} is for fp8 and fp8_fnuz (tiled16, head-dim a multiple of 16) or mxfp4 "
+                    "(head-dim 128), with page-size a multiple of {}",
+                    layout_name(spec.layout), tile));
+  }
+}
+
 /// Sizes that would take the machine down are refused: a trace is a sample, not a load.
 void check(const support::ProblemSpec& spec) {
   constexpr double kLimit = 4e9;
@@ -43,16 +56,19 @@ void check(const support::ProblemSpec& spec) {
     throw Failure(fmt::format("make-trace: head-dim must be a multiple of {} for {}, got {}", dim_multiple(spec.format),
                               format_name(spec.format), spec.head_dim));
   }
-  const int64_t tile = tile_rows(spec.layout);
-  if (tile == 0) return;
-  const bool suits = spec.format == KeyFormat::mxfp4 ? spec.head_dim == 128
-                                                     : is_fp8(spec.format) && tile == 16 && spec.head_dim % 16 == 0;
-  if (!suits || spec.page_size % tile != 0) {
-    throw Failure(
-        fmt::format("make-trace: layout {} is for fp8 and fp8_fnuz (tiled16, head-dim a multiple of 16) or mxfp4 "
-                    "(head-dim 128), with page-size a multiple of {}",
-                    layout_name(spec.layout), tile));
-  }
+  check_tiles(spec);
+}
+
+void check_stride(const Sample& sample) {
+  const support::ProblemSpec& spec = sample.spec;
+  if (spec.page_stride == 0) return;
+  if (sample.op != "paged_mqa_topk" && sample.op != "paged_mqa_logits")
+    throw Failure("make-trace: page-stride must be 0 but for paged_mqa_topk and paged_mqa_logits, got " +
+                  std::to_string(spec.page_stride));
+  const int64_t bytes = page_layout(spec.format, spec.layout, spec.page_size, spec.head_dim).page_bytes;
+  if (spec.page_stride < bytes || spec.page_stride % 4 != 0)
+    throw Failure(fmt::format("make-trace: page-stride must be 0, or a multiple of 4 from {} bytes on, got {}", bytes,
+                              spec.page_stride));
 }
 
 /// Runs the trace on `ref` and stores the answers under expected_*.
@@ -89,6 +105,7 @@ Exit make(Options& options) {
                               support::shown(options.sample.op)));
   }
   check(spec);
+  check_stride(options.sample);
   support::Trace trace = make_sample(options.sample);
   if (options.expected) add_expected(trace);
   trace.metadata["pattern"] = options.pattern;

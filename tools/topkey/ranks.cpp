@@ -153,6 +153,8 @@ class Rank {
       }
       rows_ = own;
     }
+    // Every rank receives what all send: on threads of one process these buffers are in one memory.
+    spec_.exchange_limit = std::max<size_t>((size_t{64} << 20) / static_cast<size_t>(comm.size()), 1);
     own_ = own_keys(w, spec_.context);
     make_step();
     if (o.cut == "prefill" && spec_.context.active()) make_gathered();
@@ -166,8 +168,9 @@ class Rank {
     const IndexerLimits limits{0, most, static_cast<int64_t>(w_.lens.size()),
                                *std::max_element(w_.lens.begin(), w_.lens.end()), 1};
     exec.workspace_bytes = sharded_workspace_bytes(indexer, limits, spec_, exec);
-    const std::shared_ptr<uint8_t> memory = support::aligned_bytes(exec.workspace_bytes + 1);
-    exec.workspace = memory.get();
+    // Not cleared: most of it is never touched, and there are as many of them as ranks.
+    const std::unique_ptr<std::byte[]> memory(new std::byte[exec.workspace_bytes + 256]);
+    exec.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.get()) + 255) / 256 * 256);
     const double begin = now();
     forward_sharded(indexer, step_, spec_, shard_, exec);
     const auto answered =
@@ -195,6 +198,10 @@ class Rank {
     step_.rows.count = static_cast<int64_t>(rows_.size());
     step_.rows.request = keep(request), step_.rows.end = keep(end);
     if (starts) step_.rows.start = keep(start);
+    // No rank has more winners than keys, and rank 0 has the most.
+    const Shard most{0, spec_.context.world_size, spec_.context.interleave};
+    const int64_t longest = *std::max_element(w_.lens.begin(), w_.lens.end());
+    step_.rows.max_len = spec_.context.active() ? most.local_length(longest) : longest;
     if (spec_.context.active()) {
       if (starts) shard_.whole_start = keep(whole_start);
       shard_.whole_end = keep(whole_end);
@@ -352,6 +359,9 @@ Exit run_on_ranks(const support::Call& call, const std::string& backend, const R
     throw Failure("--ranks wants rows with keys");
   RanksOptions o = options;
   const int processes = mpi_size();
+  if (processes <= 1 && o.ranks < 1) {
+    throw Failure(fmt::format("run: --ranks must be from 1 to 1024 without mpirun, got {}", o.ranks));
+  }
   if (processes <= 1) return on_threads(w, backend, o);
   if (o.ranks != 0 && o.ranks != processes) {
     throw Failure(fmt::format("--ranks must be the {} that mpirun has started, got {}", processes, o.ranks));
