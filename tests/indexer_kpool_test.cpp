@@ -295,7 +295,7 @@ TEST_P(IndexerKpool, ATeamGivesTheSameAnswer) {
   EXPECT_TRUE(room.kept());
 }
 
-TOPKEY_ON_EVERY_BACKEND(IndexerKpool);
+TOPKEY_ON_GENERAL_BACKENDS(IndexerKpool);
 
 TEST(IndexerKpoolConfig, MakesSense) {
   const auto sentence = [](const std::function<void(IndexerConfig&)>& change) {

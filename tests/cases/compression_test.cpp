@@ -3,6 +3,7 @@
 // Cases where a key row stands for several tokens: blocks across compression ratios (B55), plans that count compressed
 // rows (B39), pools whose rows are told apart by request and not by their place in the batch (B31, in its own way: the
 // unit of a length).
+#include "support/on_device.h"
 #include "tests/cases/requests.h"
 #include "tests/pools.h"
 
@@ -31,7 +32,7 @@ Ints consumed(int32_t tokens, const Ints& blocks, int32_t source_ratio, const Ex
   const size_t bytes = indexer.workspace_bytes({0, 1, 1, 64, 1}, exec);
   const auto room = support::aligned_bytes(bytes);
   exec.workspace = room.get(), exec.workspace_bytes = bytes;
-  indexer.forward(step, exec);
+  support::forward_on_device(indexer, step, exec);
   Ints found;
   for (const int32_t position : row_of<int32_t>(indices.view(), 0)) {
     if (position >= 0) found.push_back(position);

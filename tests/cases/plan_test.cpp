@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "support/on_device.h"
 #include "tests/cases/requests.h"
 
 namespace topkey::cases {
@@ -61,7 +62,7 @@ void forward(const Problem& p, int32_t topk, const Tensor& buffer, int64_t decod
   sized.workspace_bytes = layer.workspace_bytes(limits, exec);
   const auto workspace = support::aligned_bytes(sized.workspace_bytes + 1);
   sized.workspace = workspace.get();
-  layer.forward(step, sized);
+  support::forward_on_device(layer, step, sized);
 }
 
 // vllm PR #32175, #39542: a graph of six decode rows, four of them real, on a buffer whose rows 6..8 hold prefill

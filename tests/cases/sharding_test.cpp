@@ -145,8 +145,12 @@ std::string layer_difference(testing::ClusterSpec spec, int64_t tokens, int64_t 
   return found;
 }
 
+/// Ranks that hold their steps in host memory (tests/cluster.h).
+class LayerCases : public Cases {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LayerCases);
+
 // Through the layer: each rank stores its own keys and answers drafts over them; all ranks hold the answer of one rank.
-TEST_P(Cases, B40_the_layer_on_ranks_equals_a_single_rank) {
+TEST_P(LayerCases, B40_the_layer_on_ranks_equals_a_single_rank) {
   for (const auto& [world, interleave] : {std::pair{4, 1}, std::pair{2, 64}}) {
     testing::ClusterSpec spec;
     spec.world = world, spec.interleave = interleave, spec.topk = 24;
@@ -155,7 +159,7 @@ TEST_P(Cases, B40_the_layer_on_ranks_equals_a_single_rank) {
 }
 
 // sglang PR #27276: ranks of a context-parallel prefill hold rows r, r+W, ...: 37 rows are 10, 9, 9 and 9.
-TEST_P(Cases, B32_round_robin_ranks_of_the_layer) {
+TEST_P(LayerCases, B32_round_robin_ranks_of_the_layer) {
   for (const testing::Kind kind : {testing::Kind::prefill, testing::Kind::prefill_context}) {
     testing::ClusterSpec spec;
     spec.kind = kind, spec.world = 4, spec.topk = 8;
@@ -363,6 +367,14 @@ TEST_P(Cases, B42_some_ranks_own_no_rows) {
 }
 
 TOPKEY_CASES_OF_GENERAL_BACKENDS();
+INSTANTIATE_TEST_SUITE_P(, LayerCases, ::testing::ValuesIn([] {
+                           std::vector<std::string> names = topkey::testing::every_backend();
+                           std::erase_if(names, [](const std::string& name) {
+                             return topkey::testing::on(name).device != Device::cpu;
+                           });
+                           return names;
+                         }()),
+                         topkey::testing::backend_label);
 
 }  // namespace
 }  // namespace topkey::cases
