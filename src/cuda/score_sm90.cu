@@ -2,8 +2,8 @@
 //
 // Stage `score` on Hopper's tensor cores (arithmetic fp8mma, device/dot_sm90.cuh): the general kernel, for every layout
 // of keys, every mask and every candidate list. A warpgroup takes 64 keys at a time for a few rows whose queries lie in
-// shared memory; the next keys are copied while these are multiplied. decode_sm90.cu and prefill_sm90.cu give the same
-// bits where they apply.
+// shared memory; the next keys are copied while these are multiplied. decode_sm90.cu gives the same
+// bits where it applies.
 #include "cuda/check.h"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/tiles_sm90.cuh"

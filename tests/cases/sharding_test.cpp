@@ -322,7 +322,7 @@ void layer_rank(const Problem& p, int64_t chunk_rows, const Tensor& buffer, Comm
 }
 
 // All rows on every rank, equal to one rank's, also where some ranks own no rows of a chunk; then fewer rows.
-TEST_P(Cases, B42_the_exchange_gives_every_rank_all_rows) {
+TEST_P(LayerCases, B42_the_exchange_gives_every_rank_all_rows) {
   const int32_t rows = full() ? 1000 : 40;
   const int64_t chunk_rows = full() ? 300 : 12;
   const auto comms = local_communicators(kWorld);

@@ -24,6 +24,7 @@ class GpuBytes {
     ++gpu_pieces();
     must(cudaMalloc(reinterpret_cast<void**>(&whole_), bytes + 2 * kWall));
     must(cudaMemset(whole_, kPoison, bytes + 2 * kWall));
+    must(cudaDeviceSynchronize());  // the tests' own streams do not wait for this one
   }
   ~GpuBytes() {
     cudaDeviceSynchronize();
@@ -40,9 +41,13 @@ class GpuBytes {
 
   uint8_t* data() const { return whole_ + kWall; }
   size_t size() const { return bytes_; }
-  void poison() const { must(cudaMemset(data(), kPoison, bytes_)); }
+  void poison() const {
+    must(cudaMemset(data(), kPoison, bytes_));
+    must(cudaDeviceSynchronize());
+  }
   void put(const void* host, size_t bytes, size_t at = 0) const {
     must(cudaMemcpy(data() + at, host, bytes, cudaMemcpyHostToDevice));
+    must(cudaDeviceSynchronize());
   }
   template <class T>
   std::vector<T> get(size_t count, size_t at = 0) const {

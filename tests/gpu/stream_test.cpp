@@ -121,6 +121,7 @@ TEST_P(OnStream, TenThousandRunsGiveTheSameBits) {
       const size_t size = static_cast<size_t>(spec.rows) * kTopk;
       const GpuBytes all(kAtOnce * size * 4), scores(kAtOnce * size * 4);
       s.args.out.scores = s.args.out.indices, s.args.out.scores.dtype = DType::f32;
+      s.args.out.scores.data = scores.data();
       const GpuRoom room(s.args, exec);
       std::vector<int32_t> first;
       for (int done = 0; done < kRuns; done += kAtOnce) {
