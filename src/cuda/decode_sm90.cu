@@ -4,7 +4,6 @@
 // and these into equal slices, one a thread block; each warpgroup streams its units through shared memory and the tensor
 // core; what a block finds of a row stays with it, and the blocks of a row settle the cut among them (device/
 // decode_finish.cuh). The launch is cooperative: blocks wait for each other, so all of them must run at once.
-#include <cooperative_groups.h>
 #include <cuda.h>
 
 #include <type_traits>
@@ -280,9 +279,9 @@ __device__ void bring_keys(const DecodeJob& job, DecodeShared& s, const DecodeMe
   if constexpr (std::is_same_v<Loader, BulkLoader>) {
     const uint32_t group = (threadIdx.x - kDecodeThreads) / 32;
     BulkAsker asker(job, s.plan, {m.codes + group * kDecodeStages * kTileKeys * kCodePitch, s.keys[group]}, group);
-    asker.run([] { cooperative_groups::this_grid().sync(); });
+    asker.run([] { meet_grid(); });
   } else {
-    cooperative_groups::this_grid().sync();
+    meet_grid();
   }
 }
 
@@ -291,12 +290,12 @@ __device__ void run_scorers(const DecodeJob& job, DecodeShared& s, const DecodeM
   if (works) {
     Decoder<kHeads, kDim, Loader> decoder(job, s, m);
     clear_exchange(job);
-    cooperative_groups::this_grid().sync();
+    meet_grid();
     decoder.score_slice();
     decoder.finish_shared();
   } else {
     clear_exchange(job);
-    cooperative_groups::this_grid().sync();
+    meet_grid();
   }
   answer_unscored(job, s);
 }

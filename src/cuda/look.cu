@@ -4,7 +4,6 @@
 // repeats, live keys. One thread block a row; wild values are counted here and nowhere else.
 #include "cuda/check.h"
 #include "cuda/device/select.cuh"
-#include "cuda/look.cuh"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
 

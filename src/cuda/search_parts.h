@@ -4,6 +4,7 @@
 // cut (who works on what), score, pick.
 #pragma once
 #include "cuda/device/emit.cuh"
+#include "cuda/device/look.cuh"
 #include "cuda/keys.h"
 #include "cuda/launch.h"
 #include "cuda/room.h"
@@ -17,22 +18,6 @@ struct Group {
   uint32_t first_key, chunk;
 };
 
-struct LookParams {
-  KeySource keys;
-  Rows rows;
-  Admit admit;
-  Tensor row_topk;
-  Shard shard;  ///< of the keys; whole_start and whole_end are read under it alone
-  Tensor whole_start, whole_end;
-  int32_t topk;
-  int64_t width;  ///< columns that a matrix of scores has; else keys.count
-  bool has_candidates;
-  bool needs_scores;  ///< scored even where all live keys are wanted
-  RowFact* facts;
-  int32_t* ids;
-  int64_t id_stride;
-  uint64_t* stats;
-};
 void look(const LookParams& params, const Group& group, const Launch& launch);
 
 /// Where a kernel's scores go: the search's own buffer, or the caller's matrix.

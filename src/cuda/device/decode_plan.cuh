@@ -3,9 +3,10 @@
 // Who scores what in the decode kernel: rows to tiles of rows that share keys, tiles to units of 64 keys, all units in
 // equal contiguous slices to thread blocks. Every thread block works it out for itself from the lengths that it finds.
 #pragma once
+#include "cuda/device/emit.cuh"
+#include "cuda/device/look.cuh"
 #include "cuda/device/select.cuh"
 #include "cuda/device/tiles_sm90.cuh"
-#include "cuda/look.cuh"
 
 namespace topkey::cuda {
 

@@ -1,12 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A row's window and which of its positions can be reached, for every kernel that looks at rows.
+// What a search is told of its rows, and of it a row's window and which of its positions can be reached: for every kernel
+// that looks at rows.
 #pragma once
 #include "cuda/device/facts.cuh"
 #include "cuda/device/keys.cuh"
-#include "cuda/search_parts.h"
 
 namespace topkey::cuda {
+
+struct LookParams {
+  KeySource keys;
+  Rows rows;
+  Admit admit;
+  Tensor row_topk;
+  Shard shard;  ///< of the keys; whole_start and whole_end are read under it alone
+  Tensor whole_start, whole_end;
+  int32_t topk;
+  int64_t width;  ///< columns that a matrix of scores has; else keys.count
+  bool has_candidates;
+  bool needs_scores;  ///< scored even where all live keys are wanted
+  RowFact* facts;
+  int32_t* ids;
+  int64_t id_stride;
+  uint64_t* stats;
+};
 
 __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
