@@ -112,7 +112,9 @@ Report scores_report(const LogitsView& view, const Truth& truth, std::string_vie
     }
   }
   report.calc_diff = diff.value();
-  if (calc_limit > 0 && dtype == DType::f32 && report.calc_diff >= calc_limit) {
+  // The e4m3 tensor core keeps about 13 bits of a dot: of a few scores that is no mean yet.
+  const bool judged = arithmetic != "fp8mma" || report.compared >= kJudgedScores;
+  if (judged && calc_limit > 0 && dtype == DType::f32 && report.calc_diff >= calc_limit) {
     report.fail("calc_diff " + number(report.calc_diff) + ", limit " + number(calc_limit));
   }
   return report;

@@ -461,7 +461,7 @@ TEST_P(ServingPools, EveryAnswerOfADayEqualsOneFromScratch) {
     EXPECT_GT(day.finished, 3) << geometry.name;
   }
 }
-TOPKEY_ON_EVERY_BACKEND(ServingPools);
+TOPKEY_ON_GENERAL_BACKENDS(ServingPools);
 
 }  // namespace
 }  // namespace topkey::testing

@@ -18,7 +18,7 @@ namespace topkey::cuda {
 namespace {
 
 /// Entries of a list that must be free for the next units, lest it be thinned.
-constexpr uint32_t kThinBelow = kTileKeys * (kDecodeGroups + 1);
+[[maybe_unused]] constexpr uint32_t kThinBelow = kTileKeys * (kDecodeGroups + 1);
 
 template <int kHeads, int kDim, class Loader>
 class Decoder {
@@ -256,7 +256,7 @@ class Decoder {
   bool all_kept_ = true;
 };
 
-__device__ inline void clear_exchange(const DecodeJob& job) {
+[[maybe_unused]] __device__ inline void clear_exchange(const DecodeJob& job) {
   const Exchange& e = job.exchange;
   const int64_t thread = int64_t{blockIdx.x} * kDecodeThreads + threadIdx.x;
   const int64_t threads = int64_t{gridDim.x} * kDecodeThreads;
@@ -302,6 +302,7 @@ __device__ void run_scorers(const DecodeJob& job, DecodeShared& s, const DecodeM
 
 template <int kHeads, int kDim, class Loader>
 __global__ __launch_bounds__(kDecodeAll, 1) void decode_fp8_sm90(const __grid_constant__ DecodeJob job) {
+#ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint8_t memory[];
   DecodeMemory m;
   m.codes = align_tile(memory);
@@ -324,6 +325,7 @@ __global__ __launch_bounds__(kDecodeAll, 1) void decode_fp8_sm90(const __grid_co
   } else {
     run_scorers<kHeads, kDim, Loader>(job, s, m, works);
   }
+#endif
 }
 
 struct Choice {

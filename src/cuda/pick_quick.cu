@@ -27,11 +27,24 @@ struct QuickShared {
   uint32_t bins[kDecodeBins];
 };
 
+__device__ __forceinline__ const float* scores_of(const QuickJob& job, int64_t r) {
+  return job.scores == nullptr ? element<float>(job.given, job.group.first_row + r, job.facts[r].low)
+                               : job.scores + r * job.group.chunk;
+}
+
+/// Of a row that is scored, though none of its keys is wanted.
+__device__ void count_nans(const QuickJob& job, int64_t r, uint32_t n) {
+  const float* scores = scores_of(job, r);
+  uint32_t nans = 0;
+  for (uint32_t i = threadIdx.x; i < n; i += kDecodeThreads)
+    nans += is_nan(scores[i]) && (job.scores == nullptr || __float_as_uint(scores[i]) != kNotLiveScore);
+  count(job.stats, kNanScores, nans);
+}
+
 /// The row's scores as keys of the order, and what they add up to. Ends with a barrier.
 __device__ void load_row(const QuickJob& job, DecodeShared& s, Kept& kept, uint32_t* keys, int64_t r, uint32_t n) {
   const bool given = job.scores == nullptr;
-  const float* scores =
-      given ? element<float>(job.given, job.group.first_row + r, job.facts[r].low) : job.scores + r * job.group.chunk;
+  const float* scores = scores_of(job, r);
   const uint32_t padded = (n + 63) / 64 * 64;
   float sum = 0.0f, squares = 0.0f;
   uint32_t live = 0, finite = 0;
@@ -86,6 +99,7 @@ __global__ __launch_bounds__(kDecodeThreads, 2) void pick_quick(const __grid_con
     const RowFact& f = job.facts[r];
     if (f.n == 0 || f.topk == 0) {
       RowWriter(job.decode.emission, job.group.first_row + r, f.request, f.start).fill(0);
+      if (f.scored) count_nans(job, r, f.n);
       continue;
     }
     open_row(job, q, keys, r, f);

@@ -2,8 +2,8 @@
 //
 // Stage `score` on Hopper's tensor cores (arithmetic fp8mma, device/dot_sm90.cuh): the general kernel, for every layout
 // of keys, every mask and every candidate list. A warpgroup takes 64 keys at a time for a few rows whose queries lie in
-// shared memory; the next keys are copied while these are multiplied. decode_sm90.cu gives the same
-// bits where it applies.
+// shared memory; the next keys are copied while these are multiplied. decode_sm90.cu gives the same bits where it
+// applies.
 #include "cuda/check.h"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/tiles_sm90.cuh"
@@ -99,6 +99,7 @@ __device__ void enter_tile(const ScoreJob& job, int64_t tile_row, int rows, cons
 
 template <int kHeads, int kDim>
 __global__ __launch_bounds__(kThreads) void score_fp8_sm90(const __grid_constant__ ScoreJob job) {
+#ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint8_t memory[];
   __shared__ Shared s;
   uint8_t* base = align_tile(memory);
@@ -131,6 +132,7 @@ __global__ __launch_bounds__(kThreads) void score_fp8_sm90(const __grid_constant
       piece = next;
     }
   }
+#endif
 }
 
 using Kernel = void (*)(ScoreJob);
