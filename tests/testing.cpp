@@ -83,8 +83,12 @@ std::vector<std::string> gpu_backends() {
 
 Exec on(const std::string& backend, uint64_t* stats) {
   static std::map<std::string, std::string> names;  // exec.backend must outlive the call
+  static std::mutex mutex;                          // ranks are threads
   Exec exec{};
-  exec.backend = names.emplace(backend, backend).first->first.c_str();
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    exec.backend = names.emplace(backend, backend).first->first.c_str();
+  }
   exec.stats = stats;
   for (const BackendInfo& info : backends()) {
     if (info.name == backend) exec.device = info.device;

@@ -168,6 +168,7 @@ MqaLogits prefill(const Problem& p, const Array& start, int64_t first, int64_t c
   a.rows.start = start.view();
   a.q.values.data = element(a.q.values, first);
   a.q.weights.data = element(a.q.weights, first);
+  a.q.values.shape[0] = a.q.weights.shape[0] = count;
   return a;
 }
 
