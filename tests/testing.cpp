@@ -5,6 +5,8 @@
 
 #include <cstring>
 #include <iostream>
+#include <map>
+#include <mutex>
 
 namespace topkey::testing {
 
