@@ -8,7 +8,7 @@
 namespace topkey::cuda {
 
 /// Kernels have a body only where this is set. Code for other GPUs, PTX above all, must hold no instruction that these do
-/// not know: their compiler would refuse the whole library (tests/lint/ptx).
+/// not know: their compiler would refuse the whole library (tests/lint/ptx.sh).
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define TOPKEY_HAS_WGMMA 1
 #endif
