@@ -20,7 +20,7 @@ def tests_of(folder):
     return {
         (path.name, name)
         for path in sorted(folder.glob("*_test.cpp"))
-        for name in re.findall(r"^TEST(?:_P)?\((?:Plan)?Cases, (\w+)\)", path.read_text(), re.M)
+        for name in re.findall(r"^TEST(?:_P)?\((?:Plan|Layer)?Cases, (\w+)\)", path.read_text(), re.M)
     }
 
 
