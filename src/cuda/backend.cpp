@@ -15,12 +15,6 @@ namespace {
 
 constexpr int64_t kMaxScoredDim = 256, kMaxProducedDim = 16384;
 
-/// Of its key formats, those that run on tensor cores.
-bool on_tensor_cores(KeyFormat format, DType q) {
-  return is_fp8(format) || format == KeyFormat::mxfp4 || (format == KeyFormat::bf16 && q == DType::bf16) ||
-         (format == KeyFormat::f16 && q == DType::f16);
-}
-
 bool produces(Op op) {
   return op == Op::quantize_q || op == Op::quantize_k || op == Op::store_k || op == Op::pool_k || op == Op::compress_k;
 }
@@ -79,38 +73,7 @@ size_t hopper_workspace_bytes(Op op, const Shape& shape) {
 
 }  // namespace
 
-constinit const Backend kHopper = {
-    .name = "cuda.sm90",
-    .device = Device::cuda,
-    .one_thread = true,
-    .unusable = hopper_problem,
-    .detail = machine_detail,
-    .why_not = hopper_why_not,
-    .arithmetic = hopper_arithmetic,
-    .strategies = kStrategies,
-    .numerics = hopper_numerics,
-    .workspace_bytes = hopper_workspace_bytes,
-    .prepare = prepare,
-    .clear_rows = clear_rows,
-    .expand_rows = expand_rows,
-    .to_slots = to_slots,
-    .quantize_q = quantize_q,
-    .quantize_k = quantize_k,
-    .store_k = store_k,
-    .gather_k = gather_k,
-    .mqa_logits = hopper_mqa_logits,
-    .paged_mqa_logits = hopper_paged_mqa_logits,
-    .topk = topk,
-    .select_blocks = select_blocks,
-    .mqa_topk = hopper_mqa_topk,
-    .paged_mqa_topk = hopper_paged_mqa_topk,
-    .merge_topk = merge_topk,
-    .pool_k = pool_k,
-    .compress_k = compress_k,
-    .expand_pools = expand_pools,
-};
-
-constinit const Backend kPortable = {
+constexpr Backend kPortable = {
     .name = "cuda.portable",
     .device = Device::cuda,
     .one_thread = true,
@@ -140,5 +103,21 @@ constinit const Backend kPortable = {
     .compress_k = compress_k,
     .expand_pools = expand_pools,
 };
+
+/// Hopper's row: the portable one's with an arithmetic of its own, and what goes with it.
+constexpr Backend hopper_row(Backend row) {
+  row.name = "cuda.sm90";
+  row.unusable = hopper_problem;
+  row.why_not = hopper_why_not;
+  row.arithmetic = hopper_arithmetic;
+  row.numerics = hopper_numerics;
+  row.workspace_bytes = hopper_workspace_bytes;
+  row.mqa_logits = hopper_mqa_logits;
+  row.paged_mqa_logits = hopper_paged_mqa_logits;
+  row.mqa_topk = hopper_mqa_topk;
+  row.paged_mqa_topk = hopper_paged_mqa_topk;
+  return row;
+}
+constinit const Backend kHopper = hopper_row(kPortable);
 
 }  // namespace topkey::cuda

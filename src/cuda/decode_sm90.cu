@@ -72,7 +72,7 @@ class Decoder {
     const uint32_t tile = s_.plan.first_tile;
     for (int r = 0; r < rows_of(tile); ++r)
       copy_query<kHeads, kDim, kDecodeThreads>(job_.q, job_.first_row + s_.plan.tile_row[tile] + r, job_.heads,
-                                               q_of(0, r), threadIdx.x, job_.query_alignment);
+                                               q_of(0, r), threadIdx.x, job_.query_alignment, copy_chunk);
   }
   __device__ void load_weights(uint32_t tile) {
     const int turn = (tile - s_.plan.first_tile) & 1;

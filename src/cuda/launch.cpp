@@ -20,6 +20,7 @@ constexpr int kMaxDevices = 64;
 struct DeviceFacts {
   std::atomic<bool> prepared{false};
   int sms = 0, shared_bytes = 0;
+  bool hopper = false;  ///< the kernels of cuda.sm90 that were loaded are those for sm_90a
 };
 std::array<DeviceFacts, kMaxDevices> devices;
 std::mutex prepare_mutex;
@@ -30,6 +31,16 @@ constexpr bool kBuiltForHopper = TOPKEY_CUDA_SM90;
 struct Machine {
   std::string problem, hopper_problem, detail;
 };
+void add_device(Machine& m, const cudaDeviceProp& p) {
+  const std::string has = std::string(p.name) + " has " + std::to_string(p.major) + "." + std::to_string(p.minor);
+  if (p.major < 8) {
+    m.problem = "it needs compute capability 8.0, " + has + ": use backend cpu";
+    return;
+  }
+  if (m.detail.empty()) m.detail = p.name;
+  // One backend answers for all of a machine's GPUs: a call names its device later than it is chosen.
+  if (p.major != 9) m.hopper_problem = "all GPUs must have compute capability 9.0, " + has + ": use cuda.portable";
+}
 const Machine& machine() {
   static const Machine found = [] {
     Machine m;
@@ -40,23 +51,12 @@ const Machine& machine() {
       m.problem = std::string("no usable CUDA driver or GPU: ") + cudaGetErrorString(error);
       return m;
     }
-    for (int i = 0; i < count && m.detail.empty(); ++i) {
+    for (int i = 0; i < count; ++i) {
       cudaDeviceProp p{};
-      if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-      if (p.major >= 8) {
-        m.detail = p.name;
-        if (!kBuiltForHopper) {
-          m.hopper_problem = "this build has no code for sm_90a (CMake option TOPKEY_CUDA_TARGETS)";
-        } else if (p.major != 9) {
-          m.hopper_problem = std::string("it needs compute capability 9.0, ") + p.name + " has " +
-                             std::to_string(p.major) + "." + std::to_string(p.minor) + ": use cuda.portable";
-        }
-      } else {
-        m.problem = std::string("it needs compute capability 8.0, ") + p.name + " has " + std::to_string(p.major) +
-                    "." + std::to_string(p.minor) + ": use backend cpu";
-      }
+      if (cudaGetDeviceProperties(&p, i) == cudaSuccess) add_device(m, p);
     }
     if (!m.detail.empty()) m.problem.clear();
+    if (!kBuiltForHopper) m.hopper_problem = "this build has no code for sm_90a (CMake option TOPKEY_CUDA_TARGETS)";
     if (m.detail.empty() && m.problem.empty()) m.problem = "no GPU in this machine";
     return m;
   }();
@@ -94,6 +94,10 @@ void prepare_current(int device) {
                     std::string(p.name) + " with " + std::to_string(p.major) + "." + std::to_string(p.minor));
   }
   load_kernels(static_cast<int>(p.sharedMemPerBlockOptin));
+  // The driver may have been told to compile the PTX for other GPUs instead (CUDA_FORCE_PTX_JIT): there they are empty.
+  cudaFuncAttributes loaded{};
+  TOPKEY_CUDA_CHECK(cudaFuncGetAttributes(&loaded, score_sm90_kernels().entries[0].kernel));
+  facts.hopper = p.major == 9 && loaded.ptxVersion >= 90;
   facts.sms = p.multiProcessorCount;
   facts.shared_bytes = static_cast<int>(p.sharedMemPerBlockOptin);
   facts.prepared.store(true, std::memory_order_release);
@@ -162,6 +166,13 @@ Launch::Launch(const char* op, const Exec& exec)
   sms_ = devices[static_cast<size_t>(device_)].sms;
   shared_bytes_ = devices[static_cast<size_t>(device_)].shared_bytes;
   if (bounded_) sms_ = std::min(sms_, exec.max_sms);
+}
+
+void Launch::require_hopper(const char* op) const {
+  if (devices[static_cast<size_t>(device_)].hopper) return;
+  throw Error(Status::unsupported, std::string(op) +
+                                       ": device must run code for sm_90a (use backend cuda.portable), got device " +
+                                       std::to_string(device_) + ", on which there is none");
 }
 
 Launch::~Launch() {

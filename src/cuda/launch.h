@@ -24,7 +24,7 @@ struct KernelList {
 
 /// Why no device of this machine can run the backend; null = one can.
 const char* machine_problem();
-/// The same for Hopper's backend; null: the first usable GPU has compute capability 9.0 and this build has its code.
+/// The same for Hopper's backend; null: all usable GPUs have compute capability 9.0 and this build has their code.
 const char* hopper_problem();
 /// Name of the first usable GPU.
 const char* machine_detail();
@@ -43,6 +43,8 @@ class Launch {
   /// Thread blocks for `work` pieces of which `per_sm` fit an SM: never more than the call's SM budget allows.
   uint32_t blocks(int64_t work, int per_sm) const;
   int sms() const { return sms_; }
+  /// Throws unless the device has Hopper's kernels.
+  void require_hopper(const char* op) const;
   /// Shared memory of a thread block at most.
   int shared_bytes() const { return shared_bytes_; }
 

@@ -38,6 +38,7 @@ void logits_of(Cores cores, Op op, const Args& a, const KeySource& keys, int64_t
                const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
+  if (cores == Cores::hopper) launch.require_hopper(op_name(op));
   Shape shape{};
   shape.rows = a.rows.count, shape.keys = width, shape.candidates = -1;
   const Room room = make_room(op, shape, exec.workspace);

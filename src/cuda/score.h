@@ -6,7 +6,6 @@
 
 namespace topkey::cuda {
 
-bool on_tensor_cores(KeyFormat format, DType q);
 void score_f32(const ScoreJob& job, uint32_t blocks, const Launch& launch);
 /// On Hopper: query rows that share a read of their keys at most; and the kernel, behind the cut into pieces of 64 keys.
 int tile_rows_sm90(int heads);

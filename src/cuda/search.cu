@@ -70,6 +70,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
             const Exec& exec) {
   if (a.rows.count == 0) return;
   const Launch launch(op_name(op), exec);
+  if (cores == Cores::hopper) launch.require_hopper(op_name(op));
   Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
   shape.whole = part.shard.active();
   shape.format = keys.format, shape.heads = a.q.values.shape[1];

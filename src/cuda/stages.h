@@ -21,6 +21,9 @@ void paged_mqa_logits(Cores cores, const PagedMqaLogits&, const Exec&);
 void mqa_topk(Cores cores, const MqaTopk&, const Exec&);
 void paged_mqa_topk(Cores cores, const PagedMqaTopk&, const Exec&);
 
+/// Whether the portable backend scores such a pairing on tensor cores; else by plain FMA.
+bool on_tensor_cores(KeyFormat format, DType q);
+
 /// All columns of i32 rows [0, rows) to -1.
 void clear_rows(const Tensor& t, int64_t rows, const Exec& exec);
 

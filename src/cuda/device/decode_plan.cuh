@@ -61,7 +61,7 @@ struct RowExchange {
   uint32_t arrived;     ///< blocks, once per step
   uint32_t live;        ///< keys
   uint32_t candidates;  ///< in its list
-  uint32_t unused;
+  uint32_t unused;      ///< 16 bytes are cleared at a time
 };
 struct Exchange {
   RowExchange* rows;     ///< [rows]

@@ -37,8 +37,6 @@ __device__ __forceinline__ float join_groups(float sum) {
   sum = sum + __shfl_xor_sync(~0u, sum, 1);
   return sum + __shfl_xor_sync(~0u, sum, 2);
 }
-/// The same where one lane holds all of them.
-__device__ __forceinline__ float join_groups(const float (&s)[4]) { return (s[0] + s[1]) + (s[2] + s[3]); }
 
 #ifdef TOPKEY_HAS_WGMMA
 /// Dots of 64 keys with kColumns heads, issued; wgmma_wait<0> behind it.

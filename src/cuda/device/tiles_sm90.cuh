@@ -51,17 +51,17 @@ __device__ __forceinline__ void load_weights_of(const Query& q, int64_t row, int
   for (int h = thread; h < kHeads; h += threads) half_weights[h] = h < heads ? 0.5f * real(q.weights, row, h) : 0.0f;
 }
 
-/// Begins to copy the codes of all heads of one query row.
-template <int kHeads, int kDim, int kThreads>
+/// Codes of all heads of one query row, each chunk by `copy`, which is copy_chunk (begun only) or move_chunk.
+template <int kHeads, int kDim, int kThreads, class Copy>
 __device__ __forceinline__ void copy_query(const Query& q, int64_t row, int heads, uint8_t* codes, int thread,
-                                           int alignment) {
+                                           int alignment, const Copy& copy) {
   constexpr int kChunks = kDim / 16;
   const uint8_t* values = static_cast<const uint8_t*>(q.values.data) + row * q.values.stride[0];
   for (int i = thread; i < kHeads * kChunks; i += kThreads) {
     const int head = i / kChunks, chunk = i % kChunks;
     const bool present = head < heads;
-    copy_chunk(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
-               alignment);
+    copy(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
+         alignment);
   }
 }
 
@@ -70,14 +70,7 @@ __device__ __forceinline__ void copy_query(const Query& q, int64_t row, int head
 template <int kHeads, int kDim, int kThreads>
 __device__ void load_query(const Query& q, int64_t row, int heads, uint8_t* codes, float* half_weights, int thread,
                            int alignment) {
-  constexpr int kChunks = kDim / 16;
-  const uint8_t* values = static_cast<const uint8_t*>(q.values.data) + row * q.values.stride[0];
-  for (int i = thread; i < kHeads * kChunks; i += kThreads) {
-    const int head = i / kChunks, chunk = i % kChunks;
-    const bool present = head < heads;
-    move_chunk(codes + chunk_at(head, chunk), values + (present ? head * q.values.stride[1] + chunk * 16 : 0), present,
-               alignment);
-  }
+  copy_query<kHeads, kDim, kThreads>(q, row, heads, codes, thread, alignment, move_chunk);
   load_weights_of<kHeads>(q, row, heads, half_weights, thread, kThreads);
 }
 
