@@ -44,17 +44,20 @@ TOPKEY_SUPPORT_OP(ExpandPools, expand_pools)
 inline std::atomic<uint64_t> stood_in{0};
 
 /// For tests of a backend that takes few shapes, and those whole: TOPKEY_TEST_STAND_IN names the backend that runs the
-/// calls which it refuses. All that a test does with such a shape then runs there.
+/// calls which it refuses. All that a test does with such a shape then runs there, and is judged by that arithmetic.
 template <class Args>
-Exec or_stand_in(const Args& args, Exec exec) {
+Exec runner_of(const Args& args, const Exec& exec) {
   const char* other = std::getenv("TOPKEY_TEST_STAND_IN");
-  if (other == nullptr || exec.backend == nullptr || std::strcmp(exec.backend, other) == 0) return exec;
-  if (unsupported(args, exec) == nullptr) return exec;
+  if (other == nullptr || exec.backend == nullptr || unsupported(args, exec) == nullptr) return exec;
   Exec instead = exec;
   instead.backend = other;
-  if (unsupported(args, instead) != nullptr) return exec;
-  ++stood_in;
-  return instead;
+  return unsupported(args, instead) == nullptr ? instead : exec;
+}
+template <class Args>
+Exec or_stand_in(const Args& args, const Exec& exec) {
+  const Exec runner = runner_of(args, exec);
+  if (runner.backend != exec.backend) ++stood_in;
+  return runner;
 }
 
 /// Runs `args`, whose memory is the host's: a GPU gets copies of it (on_device.h).

@@ -191,7 +191,9 @@ inline Array logits_of(const Problem& p, const Exec& exec) {
 /// the search.
 inline Picked expect_right(const Problem& p, int32_t topk, const Exec& exec) {
   const Array logits = logits_of(p, exec);
-  const char* own = arithmetic(exec.backend, p.spec.format, support::query_dtype(p.spec));
+  const Exec runner = p.spec.paged ? support::runner_of(p.paged_logits(logits.view()), exec)
+                                   : support::runner_of(p.dense_logits(logits.view()), exec);
+  const char* own = arithmetic(runner.backend, p.spec.format, support::query_dtype(p.spec));
   const char* bound = p.spec.exact ? "ref" : own;
   support::Report scores, selection;
   Picked picked;
