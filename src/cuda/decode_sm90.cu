@@ -39,7 +39,7 @@ class Decoder {
   __device__ void score_slice() {
     const DecodePlan& p = s_.plan;
     load_queries(p.first_tile + 1);
-    const uint32_t entries = (p.last - p.first) * kTileKeys * static_cast<uint32_t>(job_.tile_rows);
+    const uint64_t entries = uint64_t{p.last - p.first} * kTileKeys * static_cast<uint32_t>(job_.tile_rows);
     all_kept_ = entries <= job_.words;
     uint32_t used = 0;
     for (uint32_t tile = p.first_tile; tile <= p.last_tile; ++tile) {
@@ -180,7 +180,8 @@ class Decoder {
         if (whole && all_kept_) {
           keep_live(kept, bins, range, owns_key_of_unit(), score, entry);
         } else if (whole) {
-          list_live(kept, bins, range, owns_key_of_unit(), score, first + static_cast<int32_t>(own));
+          add_to_list(kept, bins, range, owns_key_of_unit() ? key_of(score) : kNotLive,
+                      first + static_cast<int32_t>(own));
         } else {
           const int32_t position = first + static_cast<int32_t>(own);
           const uint8_t state = keys.whole ? kReadable : keys.state[own];
@@ -215,7 +216,7 @@ class Decoder {
     for (int r = 0; r < rows_of(g.tile); ++r) {
       Kept& k = s_.kept[slot][r];
       if (k.capacity - k.count < kThinBelow)  // the same in all threads
-        thin_list(s_, k, m_.bins + r * kDecodeBins, static_cast<uint32_t>(job_.look.topk));
+        thin_list(s_, k, m_.bins + r * kDecodeBins);
     }
     sync_scorers();
     if (threadIdx.x == 0) {
@@ -263,7 +264,8 @@ class Decoder {
   uint4* bins = reinterpret_cast<uint4*>(e.bins);
   for (int64_t i = thread; i < int64_t{job.rows} * kDecodeBins / 4; i += threads) __stcg(bins + i, uint4{0, 0, 0, 0});
   uint4* rows = reinterpret_cast<uint4*>(e.rows);
-  for (int64_t i = thread; i < job.rows; i += threads) __stcg(rows + i, uint4{0, 0, 0, 0});
+  constexpr int64_t kEach = sizeof(RowExchange) / sizeof(uint4);
+  for (int64_t i = thread; i < job.rows * kEach; i += threads) __stcg(rows + i, uint4{0, 0, 0, 0});
 }
 
 template <int kHeads>
@@ -400,7 +402,9 @@ bool shape_suits(const Shape& shape) {
   uint32_t words;
   const Choice choice = choose<128, BulkLoader>(static_cast<int>(shape.heads));
   return shape.format == KeyFormat::fp8 && shape.rows <= kMostRows && shape.topk > 0 && shape.candidates < 0 &&
-         shape.blocks == 0 && shape.keys < INT32_MAX - 256 && fit_tile(choice, shape.topk, 1, &words) > 0;
+         shape.blocks == 0 && shape.keys < INT32_MAX - 256 &&
+         std::min<int64_t>(shape.rows, kDecodeRows) * (shape.keys / kTileKeys + 2) < INT32_MAX &&
+         fit_tile(choice, shape.topk, 1, &words) > 0;
 }
 
 /// Boxes of 64 keys for bulk copies; false where the layout does not allow them, or the driver.

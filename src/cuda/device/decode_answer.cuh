@@ -91,7 +91,9 @@ inline __device__ __noinline__ void settle_rows(const DecodeJob& job, DecodeShar
     Meeting meeting(job.exchange.rows + k.row, g.last_block - g.first_block + 1);
     if (g.shared()) {
       add_bins(bins + r * kDecodeBins, bins_of(job, k));
-      if (threadIdx.x == 0) atomicAdd(&job.exchange.rows[k.row].live, k.live);
+      RowExchange& row = job.exchange.rows[k.row];
+      if (threadIdx.x == 0) atomicAdd(&row.counted, k.counted()), atomicAdd(&row.live, k.live);
+      if (threadIdx.x == 0 && k.dropped != 0) atomicMax(&row.dropped, k.dropped);
       meeting.arrive();
     }
     if (threadIdx.x == 0) s.open[slot][r].meeting = meeting, s.open[slot][r].index = blockIdx.x - g.first_block;

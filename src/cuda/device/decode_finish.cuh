@@ -88,7 +88,8 @@ inline __device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Me
   }
   sync_scorers();
   in.low = s.edges[0], in.high = s.edges[1] - 1, in.by_keys = true;
-  while (in.ties() && in.low < in.high) {
+  // Where all inside win, the last winner is looked for if a dropped key may equal it.
+  while (in.many() && in.low < in.high && (in.ties() || in.dropped >= in.low)) {
     const int shift = max(0, 22 - __clz(static_cast<int>(in.high - in.low)));  // width >> shift < 1024
     if (!meeting.alone()) {
       meeting.meet();  // nobody reads the bins of the round before any more
@@ -117,10 +118,13 @@ inline __device__ __noinline__ void narrow(DecodeShared& s, const Kept& kept, Me
 __device__ __forceinline__ Interval find_interval(DecodeShared& s, const Kept& kept, const Meeting& meeting,
                                                   const uint32_t* bins, const uint32_t* of_row, uint32_t topk) {
   Interval in{};
-  in.live = meeting.alone() ? kept.live : __ldcg(&meeting.row()->live);
+  const RowExchange* row = meeting.row();
+  in.live = meeting.alone() ? kept.live : __ldcg(&row->live);
+  in.dropped = meeting.alone() ? kept.dropped : __ldcg(&row->dropped);
+  const uint32_t counted = meeting.alone() ? kept.counted() : __ldcg(&row->counted);
   in.wanted = min(topk, in.live), in.bin = -1;
-  if (in.live <= topk) return in;
-  const Crossing c = find_crossing(meeting.alone() ? bins : of_row, in.live, topk, s.warps, &s.crossing);
+  if (in.live <= topk) return in;  // else topk are counted too: a list that has dropped keys still has so many
+  const Crossing c = find_crossing(meeting.alone() ? bins : of_row, counted, topk, s.warps, &s.crossing);
   in.bin = static_cast<int32_t>(c.bin);
   in.above = c.above, in.inside = c.inside, in.need = topk - c.above;
   return in;
@@ -184,11 +188,11 @@ __device__ __forceinline__ Verdict judge(DecodeShared& s, const Interval& in, ui
   if (in.many()) {
     v.base += min(before.y, in.need);
     v.least = static_cast<uint64_t>(in.low) << 32;
+    if (threadIdx.x == 0) s.tied = in.ties() || (in.low == in.high && in.dropped == in.low);
     if (!in.ties()) return v;
     const uint32_t left = in.need > before.y ? in.need - before.y : 0;
     v.least = (static_cast<uint64_t>(in.low) + 1) << 32;
     v.tie_key = in.low, v.tie_take = min(left, own.y);
-    if (threadIdx.x == 0) s.tied = 1;
     return v;
   }
   const uint32_t t = threadIdx.x;
@@ -202,7 +206,8 @@ __device__ __forceinline__ Verdict judge(DecodeShared& s, const Interval& in, ui
   }
   sync_scorers();
   v.least = s.cut;
-  if (t == 0 && in.need < in.inside) s.tied = s.edges[0] == static_cast<uint32_t>(s.cut >> 32);
+  const uint32_t last = static_cast<uint32_t>(s.cut >> 32);
+  if (t == 0) s.tied = in.dropped == last || (in.need < in.inside && s.edges[0] == last);
   return v;
 }
 

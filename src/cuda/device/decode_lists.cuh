@@ -48,10 +48,11 @@ __device__ inline uint64_t kth_of_list(DecodeShared& s, const Kept& k, uint32_t 
   return prefix;
 }
 
-/// Drops entries below `least` from a list, in place.
-__device__ inline void compact(DecodeShared& s, Kept& k, uint64_t least) {
+/// Drops entries below `least` from a list, in place, and from the bins.
+__device__ inline void compact(DecodeShared& s, Kept& k, uint32_t* bins, uint64_t least) {
   constexpr int kEach = 4;
-  uint32_t kept = 0;
+  const BinRange range = s.ranges[k.tile_row];
+  uint32_t kept = 0, dropped = 0;
   const uint32_t count = k.count;
   for (uint32_t base = 0; base < count; base += kDecodeThreads * kEach) {
     uint32_t keys[kEach], stay = 0, total = 0;
@@ -60,7 +61,14 @@ __device__ inline void compact(DecodeShared& s, Kept& k, uint64_t least) {
     for (int e = 0; e < kEach; ++e) {
       const uint32_t i = base + threadIdx.x * kEach + e;
       keys[e] = i < count ? k.keys[i] : kNotLive, positions[e] = i < count ? k.positions[i] : 0;
-      if (keys[e] != kNotLive && ranked(keys[e], positions[e]) >= least) stay |= 1u << e;
+      if (keys[e] == kNotLive) continue;
+      if (ranked(keys[e], positions[e]) >= least) {
+        stay |= 1u << e;
+      } else {
+        const int bin = range.bin_of_key(keys[e]);
+        if (bin > 0) atomicSub(bins + bin, 1u);
+        dropped = max(dropped, keys[e]);
+      }
     }
     uint32_t at = kept + scan_scorers(__popc(stay), s.warps, &total);  // all have read before any writes
 #pragma unroll
@@ -69,15 +77,17 @@ __device__ inline void compact(DecodeShared& s, Kept& k, uint64_t least) {
     }
     kept += total;
   }
+  if (dropped != 0) atomicMax(&k.dropped, dropped);
   sync_scorers();
   if (threadIdx.x == 0) k.count = kept;
 }
 
 /// Drops what the block's own topk cannot contain: by the bins while they tell enough apart, else exactly. Keys of later
 /// units stand behind those of the list, so of equals the list's win. By all threads, between barriers.
-inline __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const uint32_t* bins, uint32_t topk) {
-  if (k.live <= topk) return;
-  const Crossing c = find_crossing(bins, k.live, topk, s.warps, &s.crossing);
+inline __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, uint32_t* bins) {
+  const uint32_t topk = k.topk;
+  if (k.count <= topk) return;
+  const Crossing c = find_crossing(bins, k.count, topk, s.warps, &s.crossing);
   uint64_t least;
   uint32_t next;
   if (c.bin > 0 && c.above + c.inside <= topk + (k.capacity - topk) / 2) {
@@ -92,7 +102,7 @@ inline __device__ __noinline__ void thin_list(DecodeShared& s, Kept& k, const ui
     least = kth_of_list(s, k, topk);
     next = static_cast<uint32_t>(least >> 32) + 1;
   }
-  compact(s, k, least);
+  compact(s, k, bins, least);
   if (threadIdx.x == 0) k.least = max(k.least, next);
   sync_scorers();
 }
@@ -109,7 +119,7 @@ struct Verdict {
 };
 
 /// Winners of a list, whose entries lie in any order: a bitmap of their positions, some of them at a time, gives each its
-/// place. room: at least 2,048 words.
+/// place.
 template <class Wins, class Put>
 __device__ void place_by_position(DecodeShared& s, const Kept& kept, uint32_t* room, uint32_t room_words,
                                   const Wins& wins, const Put& put) {

@@ -54,6 +54,7 @@ struct Interval {
   bool by_keys;
   uint32_t above, inside, need;  ///< keys above, inside; of the latter that win
   uint32_t wanted, live;         ///< winners and live keys of the whole row
+  uint32_t dropped;              ///< the best key that a list of any block has dropped
   __device__ bool many() const { return inside > kDecodeCandidates; }
   /// All keys inside are equal, and some of them win.
   __device__ bool ties() const { return many() && need < inside; }

@@ -59,9 +59,11 @@ struct alignas(64) KeyBoxes {
 /// What thread blocks tell each other of a row; all in the workspace.
 struct RowExchange {
   uint32_t arrived;     ///< blocks, once per step
-  uint32_t live;        ///< keys
+  uint32_t counted;     ///< keys of which the bins speak
   uint32_t candidates;  ///< in its list
-  uint32_t unused;      ///< 16 bytes are cleared at a time
+  uint32_t live;        ///< keys
+  uint32_t dropped;     ///< the best key that a list has dropped or not taken
+  uint32_t unused[3];   ///< 16 bytes are cleared at a time
 };
 struct Exchange {
   RowExchange* rows;     ///< [rows]

@@ -19,12 +19,15 @@ struct Kept {
   uint32_t least;  ///< of a list: keys below cannot win any more
   int32_t first, last;
   uint32_t live, unreadable;
-  uint32_t nans;  ///< of a list; else they are counted behind the scoring
+  uint32_t dropped;  ///< of a list: the best key that was there or not taken, if it may equal the last winner
+  uint32_t nans;     ///< of a list; else they are counted behind the scoring
   BinRange range;
   int row, tile_row;  ///< of the launch, and of the tile
   int32_t request;
   int64_t start;  ///< of the row's window
 
+  /// Keys of which the bins speak.
+  __device__ uint32_t counted() const { return positions != nullptr ? count : live; }
   __device__ int32_t position(uint32_t i) const {
     return positions != nullptr ? positions[i] : first + static_cast<int32_t>(i);
   }
@@ -110,37 +113,35 @@ __device__ __forceinline__ void keep_live(Kept& kept, uint32_t* bins, const BinR
   add_to_bin(bins, range, score);
   kept.keys[entry] = key_of(score);
 }
-/// Lists the lanes' keys that may still win; kNotLive: none. By a whole warp.
-__device__ __forceinline__ void add_to_list(Kept& kept, uint32_t key, int32_t position) {
-  const bool stays = key >= kept.least;
+/// Lists the lanes' keys that may still win; kNotLive: none. The bins speak of what is listed, and of nothing else. By a
+/// whole warp.
+__device__ __forceinline__ void add_to_list(Kept& kept, uint32_t* bins, const BinRange& range, uint32_t key,
+                                            int32_t position) {
+  const uint32_t least = kept.least;
+  const bool stays = key >= least;
   const uint32_t mask = __ballot_sync(~0u, stays), nans = __ballot_sync(~0u, key == kNanKey);
   const uint32_t lane = threadIdx.x & 31;
   if (lane == 0 && nans != 0) atomicAdd(&kept.nans, static_cast<uint32_t>(__popc(nans)));
+  if (key != kNotLive && key + 1 == least) atomicMax(&kept.dropped, key);
   if (mask == 0) return;
   uint32_t at = 0;
   if (lane == 0) at = atomicAdd(&kept.count, static_cast<uint32_t>(__popc(mask)));
   at = __shfl_sync(~0u, at, 0) + __popc(mask & ((1u << lane) - 1));
-  if (stays) kept.keys[at] = key, kept.positions[at] = position;
-}
-/// Of a unit whose keys all are live.
-__device__ __forceinline__ void list_live(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, float score,
-                                          int32_t position) {
-  if (owner) add_to_bin(bins, range, score);
-  add_to_list(kept, owner ? key_of(score) : kNotLive, position);
+  if (!stays) return;
+  kept.keys[at] = key, kept.positions[at] = position;
+  const int bin = range.bin_of_key(key);
+  if (bin > 0) atomicAdd(bins + bin, 1u);
 }
 /// Keeps any lane's key of one row. By a whole warp.
 __device__ __forceinline__ void keep_any(Kept& kept, uint32_t* bins, const BinRange& range, bool owner, bool live,
                                          bool unreadable, float score, uint32_t entry, int32_t position) {
   const uint32_t key = live ? key_of(score) : kNotLive, lane = threadIdx.x & 31;
-  if (live) add_to_bin(bins, range, score);
   const uint32_t lives = __ballot_sync(~0u, live), unread = __ballot_sync(~0u, unreadable);
   if (lane == 0) atomicAdd(&kept.live, static_cast<uint32_t>(__popc(lives)));
   if (lane == 0 && unread != 0) atomicAdd(&kept.unreadable, static_cast<uint32_t>(__popc(unread)));
-  if (kept.positions == nullptr) {
-    if (owner) kept.keys[entry] = key;
-    return;
-  }
-  add_to_list(kept, key, position);
+  if (kept.positions != nullptr) return add_to_list(kept, bins, range, key, position);
+  if (live) add_to_bin(bins, range, score);
+  if (owner) kept.keys[entry] = key;
 }
 
 }  // namespace topkey::cuda
