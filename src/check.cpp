@@ -82,11 +82,21 @@ Bytes bytes_of(const Tensor& t) {
 
 bool share_memory(const Bytes& a, const Bytes& b) {
   if (a.rows == 0 || b.rows == 0 || a.end() <= b.at || b.end() <= a.at) return false;
-  const Bytes &low = a.at <= b.at ? a : b, &high = a.at <= b.at ? b : a;
-  // The first row of the later one lies in a row of the earlier one, or reaches into its next.
-  const auto offset = static_cast<int64_t>(high.at - low.at);
-  const int64_t row = offset / low.step, inside = offset % low.step;
-  return inside < low.width || (row + 1 < low.rows && inside + high.width > low.step);
+  if (a.step == b.step) {
+    // The first row of the later one lies in a row of the earlier one, or reaches into its next.
+    const Bytes &low = a.at <= b.at ? a : b, &high = a.at <= b.at ? b : a;
+    const auto offset = static_cast<int64_t>(high.at - low.at);
+    const int64_t row = offset / low.step, inside = offset % low.step;
+    return inside < low.width || (row + 1 < low.rows && inside + high.width > low.step);
+  }
+  // Both go upwards: of two rows apart, the one that ends first meets none of the other's later rows.
+  for (int64_t i = 0, j = 0; i < a.rows && j < b.rows;) {
+    const uintptr_t in_a = a.at + static_cast<uintptr_t>(i * a.step), in_b = b.at + static_cast<uintptr_t>(j * b.step);
+    const uintptr_t end_a = in_a + static_cast<uintptr_t>(a.width), end_b = in_b + static_cast<uintptr_t>(b.width);
+    if (in_a < end_b && in_b < end_a) return true;
+    end_a <= in_b ? ++i : ++j;
+  }
+  return false;
 }
 
 }  // namespace
@@ -134,14 +144,17 @@ void Check::absent(const char* name, const Tensor& t, const char* why) const {
   if (has(t)) fail(name, std::string("absent ") + why, describe(t));
 }
 
-void Check::apart(std::initializer_list<Named> outputs) const {
-  for (const Named* a = outputs.begin(); a != outputs.end(); ++a) {
-    for (const Named* b = outputs.begin(); b != a; ++b) {
-      if (share_memory(bytes_of(*a->t), bytes_of(*b->t))) {
-        fail(a->name, std::string("in other memory than ") + b->name, "memory that both would write");
-      }
+void Check::apart(const Named& output, std::span<const Named> others) const {
+  for (const Named& other : others) {
+    if (share_memory(bytes_of(*output.t), bytes_of(*other.t))) {
+      fail(output.name, std::string("in other memory than ") + other.name, "memory that both would write");
     }
   }
+}
+
+void Check::apart(std::initializer_list<Named> outputs) const {
+  const std::span<const Named> all(outputs.begin(), outputs.size());
+  for (size_t i = 0; i < all.size(); ++i) apart(all[i], all.first(i));
 }
 
 bool Check::tensor(const char* name, const Tensor& t, DTypes dtypes, std::initializer_list<Extent> extents,

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "topkey/topkey.h"
@@ -60,6 +61,7 @@ class Check {
     const Tensor* t;
   };
   void apart(std::initializer_list<Named> outputs) const;
+  void apart(const Named& output, std::span<const Named> others) const;
   void absent(const char* name, const Tensor& t, const char* why) const;
   void number(const char* name, int64_t value, int64_t low, int64_t high) const;
   [[noreturn]] void fail(const char* name, const std::string& must, const std::string& got) const;

@@ -111,6 +111,12 @@ void check_block_scores(const Check& c, const PagedMqaTopk& a) {
   }
   c.tensor("block_scores", a.block_scores, kF32, {at_least(a.rows.count), at_least(a.out.blocks.shape[1])},
            kUnit | kOptional | kOutput);
+  const Check::Named others[] = {{"out.indices", &a.out.indices},
+                                 {"out.slots", &a.out.slots},
+                                 {"out.scores", &a.out.scores},
+                                 {"out.counts", &a.out.counts},
+                                 {"out.blocks", &a.out.blocks}};
+  c.apart({"block_scores", &a.block_scores}, others);
 }
 
 int64_t bounded(int64_t keys, const Rows& rows) {

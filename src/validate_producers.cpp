@@ -65,6 +65,7 @@ Shape validate(const ExpandRows& a, Mode mode) {
   } else {
     c.absent("block_table", a.block_table, "without slots");
   }
+  c.apart({{"row_request", &a.row_request}, {"lens", &a.lens}, {"positions", &a.positions}, {"slots", &a.slots}});
   return producer_shape(KeyFormat::fp8, a.capacity, 0);
 }
 
@@ -157,6 +158,7 @@ Shape validate(const GatherK& a, Mode mode) {
                  std::string("that of the cache, ") + format_name(a.keys.cache.format),
                  std::to_string(static_cast<int>(a.out.format)));
   check_dense(c, {"out.values", "out.scales"}, a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
+  c.apart({{"out.values", &a.out.values}, {"out.scales", &a.out.scales}});
   return cache_shape(a.keys.cache, a.total);
 }
 

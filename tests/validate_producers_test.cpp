@@ -46,6 +46,8 @@ TEST_P(ValidateProducers, ExpandRows) {
   s.wrong("zero", "page_size must ", [](A& a) { a.page_size = 0; });
   s.wrong("negative", "page_size must ", [](A& a) { a.page_size = -4; });
   s.wrong("a table without slots", "block_table must ", [](A& a) { a.slots = Tensor{}; });
+  s.wrong("over the lengths", "positions must be in other memory than lens",
+          [](A& a) { a.positions.data = a.lens.data; });
   shard_wrongs<A>(s, [](A& a) -> Shard& { return a.shard; });
   check_subject(s, exec());
 }
@@ -311,6 +313,8 @@ TEST_P(ValidateProducers, GatherK) {
   s.wrong("negative", "total must ", [](A& a) { a.total = -1; });
   s.wrong("more than the destination has (CASES B39)", "out.values must ", [](A& a) { a.total = 6; });
   s.wrong("another format than the cache's", "out.format must ", [](A& a) { a.out.format = KeyFormat::bf16; });
+  s.wrong("over the codes", "out.scales must be in other memory than out.values",
+          [](A& a) { a.out.scales.data = a.out.values.data; });
   check_subject(s, exec());
 }
 

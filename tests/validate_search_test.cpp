@@ -320,6 +320,8 @@ TEST_P(ValidateSearch, PagedMqaTopkUnderAShard) {
   s.tensor(TOPKEY_TENSOR(A, whole_end), kI32Only, ">", kRequired);
   s.tensor(TOPKEY_TENSOR(A, block_scores), kF32Only, ">>", kUnitStride | kWritten);
   s.wrong("scores of no blocks", "block_scores must ", [](A& a) { a.out.blocks = Tensor{}; });
+  s.wrong("over the block ids", "block_scores must be in other memory than out.blocks",
+          [](A& a) { a.block_scores.data = a.out.blocks.data; });
   check_subject(s, exec());
 }
 
@@ -397,6 +399,9 @@ TEST(OutputsApart, AsFarAsTheHostKnows) {
   EXPECT_NE(refusal(ints(0, 16), floats(1, 16), none), "") << "a column";
   EXPECT_NE(refusal(ints(15, 16), floats(0, 16), none), "") << "into the next row";
   EXPECT_NE(refusal(ints(0, 16), none, tensor(at + 17, DType::i32, {3})), "");
+  EXPECT_NE(refusal(ints(0, 16), floats(12, 4), none), "") << "rows of another step: the second meets the second";
+  EXPECT_NE(refusal(ints(0, 16), none, tensor(at + 2, DType::i32, {3}, {15})), "") << "a walk into the last row";
+  EXPECT_EQ(refusal(ints(0, 16), floats(4, 4), none), "") << "rows of another step, between two";
   EXPECT_EQ(refusal(ints(0, 16), floats(2, 16), none), "") << "columns of one buffer";
   EXPECT_EQ(refusal(ints(14, 16), floats(0, 16), none), "");
   EXPECT_EQ(refusal(ints(0, 2), floats(6, 2), none), "") << "one after the other";
