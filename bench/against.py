@@ -13,8 +13,12 @@ import json
 import statistics
 import sys
 
-import topkey
-import torch
+try:
+    import topkey
+    import torch
+except ImportError as error:
+    print(f"topkey: bench: --against needs the Python packages topkey and torch: {error}", file=sys.stderr)
+    sys.exit(3)
 
 DIM, PAGE, FLUSH_BYTES = 128, 64, 256 << 20
 PEERS = ("deep_gemm", "flashinfer", "vllm", "sgl_kernel")
@@ -168,9 +172,11 @@ def main():
     options = parser.parse_args()
     names = options.against.split(",")
     if unknown := set(names) - set(PEERS):
-        sys.exit(f"against: peers must be of {', '.join(PEERS)}, got {', '.join(sorted(unknown))}")
+        print(f"topkey: bench: --against must be of {', '.join(PEERS)}, got {', '.join(sorted(unknown))}", file=sys.stderr)
+        sys.exit(2)
     if not torch.cuda.is_available():
-        sys.exit("against: torch sees no GPU")
+        print("topkey: bench: --against needs a GPU, and torch sees none", file=sys.stderr)
+        sys.exit(3)
     peers = {}
     for name in names:
         try:

@@ -243,6 +243,19 @@ TEST_F(Cli, RunsOnRanks) {
     EXPECT_GE(json["balance"], 1.0) << cut;
     EXPECT_LT(json["balance"], 2.0) << cut;
   }
+  // Bounds before the first key: the winners are told from them, by one rank as by many.
+  ASSERT_EQ(run_command("make-trace -o " + path("before.safetensors") +
+                        " --rows 9 --keys 300 --requests 3 --topk 40 --heads 4 --head-dim 32 --windows random")
+                .code,
+            0);
+  Trace before = read_trace(path("before.safetensors"));
+  ASSERT_NE(before.find("starts"), nullptr);
+  before.tensors.at("starts").as<int32_t>()[4] = -5, before.tensors.at("lens").as<int32_t>()[4] = 90;
+  write_trace(path("before.safetensors"), before);
+  for (const std::string cut : {"context", "rows"}) {
+    const Outcome outcome = run_command("run " + path("before.safetensors") + " --ranks 3 --json --shard " + cut);
+    ASSERT_EQ(outcome.code, 0) << cut << outcome.out << outcome.err;
+  }
   EXPECT_THAT(run_command("run " + trace + " --ranks 2").out,
               HasSubstr("equal to the answer of one rank, bit for bit"));
   const std::string dense = path("dense.safetensors");
@@ -274,6 +287,12 @@ TEST_F(Cli, AnOptionThatWouldDoNothingIsRefused) {
   expect_refused(make + "148 --op mqa_topk", 2, "make-trace: page-stride must be 0 but for");
   ASSERT_EQ(run_command(make + "148").code, 0);
   EXPECT_EQ(read_trace(path("strided")).metadata.at("page_stride"), "148");
+}
+
+TEST_F(Cli, BenchAgainstPeersNeedsItsPackages) {
+  write("torch.py", "raise ImportError('none here')\n");
+  expect_refused("bench --against vllm", 3, "bench: --against needs the Python packages topkey and torch",
+                 "PYTHONPATH=" + path(""));
 }
 
 TEST_F(Cli, BenchRefusesACaseThatItDoesNotHave) {

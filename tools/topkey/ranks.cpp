@@ -180,14 +180,19 @@ class Rank {
   }
 
  private:
+  /// A window's bound among this rank's keys. Uncut, a bound before the first key stays: winners are told from it.
+  int32_t own_position(int64_t whole) const {
+    const Shard& cut = spec_.context;
+    return static_cast<int32_t>(cut.active() ? cut.local_length(std::max<int64_t>(0, whole)) : whole);
+  }
+
   void make_step() {
     std::vector<int32_t> request, start, end, whole_start, whole_end;
     for (const int64_t r : rows_) {
       const Window& window = w_.windows[static_cast<size_t>(r)];
       request.push_back(window.size() == 0 ? -1 : static_cast<int32_t>(window.request));
       whole_start.push_back(static_cast<int32_t>(window.start)), whole_end.push_back(static_cast<int32_t>(window.end));
-      start.push_back(static_cast<int32_t>(spec_.context.local_length(std::max<int64_t>(0, window.start))));
-      end.push_back(static_cast<int32_t>(spec_.context.local_length(std::max<int64_t>(0, window.end))));
+      start.push_back(own_position(window.start)), end.push_back(own_position(window.end));
     }
     const auto keep = [&](const std::vector<int32_t>& list) { return kept_.emplace_back(Array::of(list)).view(); };
     const bool starts = std::any_of(whole_start.begin(), whole_start.end(), [](int32_t s) { return s != 0; });
