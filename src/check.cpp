@@ -67,17 +67,20 @@ struct Bytes {
   int64_t step, width, rows;
   uintptr_t end() const { return at + static_cast<uintptr_t>((rows - 1) * step + width); }
 };
-/// rows 0: nothing is known to be written (no elements, or strides of another kind than rows of whole bytes).
-Bytes bytes_of(const Tensor& t) {
+/// Of the first `used` rows. rows 0: nothing is known to be written (no elements, or strides of another kind than rows of
+/// whole bytes).
+Bytes bytes_of(const Tensor& t, int64_t used) {
   const int64_t element = dtype_bytes(t.dtype);
-  int64_t inner = element, rows = t.ndim > 0 ? t.shape[0] : 0;
+  int64_t inner = element, rows = t.ndim > 0 ? std::min(t.shape[0], used) : 0;
   for (int d = t.ndim - 1; d > 0; --d) {
     if (t.shape[d] > 1 && t.stride[d] * element != inner) rows = 0;
     inner *= t.shape[d];
   }
-  const int64_t step = rows > 1 ? t.stride[0] * element : inner;
-  if (t.data == nullptr || inner <= 0 || step < inner) rows = 0;
-  return {reinterpret_cast<uintptr_t>(t.data), step, inner, std::max<int64_t>(rows, 0)};
+  if (t.data == nullptr || inner <= 0 || rows <= 0) return {};
+  const int64_t step = rows > 1 ? t.stride[0] * element : inner, upwards = step < 0 ? -step : step;
+  if (upwards < inner) return {};
+  const auto at = reinterpret_cast<uintptr_t>(t.data);
+  return {step < 0 ? at - static_cast<uintptr_t>((rows - 1) * upwards) : at, upwards, inner, rows};
 }
 
 bool share_memory(const Bytes& a, const Bytes& b) {
@@ -144,17 +147,17 @@ void Check::absent(const char* name, const Tensor& t, const char* why) const {
   if (has(t)) fail(name, std::string("absent ") + why, describe(t));
 }
 
-void Check::apart(const Named& output, std::span<const Named> others) const {
+void Check::apart(int64_t rows, const Named& output, std::span<const Named> others) const {
   for (const Named& other : others) {
-    if (share_memory(bytes_of(*output.t), bytes_of(*other.t))) {
+    if (share_memory(bytes_of(*output.t, rows), bytes_of(*other.t, rows))) {
       fail(output.name, std::string("in other memory than ") + other.name, "memory that both would write");
     }
   }
 }
 
-void Check::apart(std::initializer_list<Named> outputs) const {
+void Check::apart(int64_t rows, std::initializer_list<Named> outputs) const {
   const std::span<const Named> all(outputs.begin(), outputs.size());
-  for (size_t i = 0; i < all.size(); ++i) apart(all[i], all.first(i));
+  for (size_t i = 0; i < all.size(); ++i) apart(rows, all[i], all.first(i));
 }
 
 bool Check::tensor(const char* name, const Tensor& t, DTypes dtypes, std::initializer_list<Extent> extents,

@@ -54,14 +54,14 @@ class Check {
   /// Throws unless `t` is of one of `dtypes` with these extents. False where it is absent (and may be).
   bool tensor(const char* name, const Tensor& t, DTypes dtypes, std::initializer_list<Extent> extents,
               unsigned flags) const;
-  /// Throws where two outputs (absent ones aside) certainly share memory. Rows of one allocation may lie between each
-  /// other, as columns of one buffer do.
+  /// Throws where two outputs (absent ones aside) certainly share memory in their first `rows` rows. Rows of one
+  /// allocation may lie between each other, as columns of one buffer do.
   struct Named {
     const char* name;
     const Tensor* t;
   };
-  void apart(std::initializer_list<Named> outputs) const;
-  void apart(const Named& output, std::span<const Named> others) const;
+  void apart(int64_t rows, std::initializer_list<Named> outputs) const;
+  void apart(int64_t rows, const Named& output, std::span<const Named> others) const;
   void absent(const char* name, const Tensor& t, const char* why) const;
   void number(const char* name, int64_t value, int64_t low, int64_t high) const;
   [[noreturn]] void fail(const char* name, const std::string& must, const std::string& got) const;

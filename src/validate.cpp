@@ -63,11 +63,11 @@ void check_selection(const Check& c, const Selection& out, const RowFacts& rows,
   } else {
     c.absent("out.slot_map.block_table", out.slot_map.block_table, "without out.slots");
   }
-  c.apart({{"out.indices", &out.indices},
-           {"out.slots", &out.slots},
-           {"out.scores", &out.scores},
-           {"out.counts", &out.counts},
-           {"out.blocks", &out.blocks}});
+  c.apart(rows.count, {{"out.indices", &out.indices},
+                       {"out.slots", &out.slots},
+                       {"out.scores", &out.scores},
+                       {"out.counts", &out.counts},
+                       {"out.blocks", &out.blocks}});
   check_enum(c, "out.order", static_cast<int32_t>(out.order), 2);
   check_enum(c, "out.fill", static_cast<int32_t>(out.fill), 2);
 }
@@ -116,7 +116,7 @@ void check_block_scores(const Check& c, const PagedMqaTopk& a) {
                                  {"out.scores", &a.out.scores},
                                  {"out.counts", &a.out.counts},
                                  {"out.blocks", &a.out.blocks}};
-  c.apart({"block_scores", &a.block_scores}, others);
+  c.apart(a.rows.count, {"block_scores", &a.block_scores}, others);
 }
 
 int64_t bounded(int64_t keys, const Rows& rows) {

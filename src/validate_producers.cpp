@@ -65,7 +65,8 @@ Shape validate(const ExpandRows& a, Mode mode) {
   } else {
     c.absent("block_table", a.block_table, "without slots");
   }
-  c.apart({{"row_request", &a.row_request}, {"lens", &a.lens}, {"positions", &a.positions}, {"slots", &a.slots}});
+  c.apart(a.capacity,
+          {{"row_request", &a.row_request}, {"lens", &a.lens}, {"positions", &a.positions}, {"slots", &a.slots}});
   return producer_shape(KeyFormat::fp8, a.capacity, 0);
 }
 
@@ -79,7 +80,7 @@ Shape validate(const ToSlots& a, Mode mode) {
   check_shard(c, a.shard);
   c.tensor("slots", a.slots, kI32, {at_least(rows), at_least(a.indices.shape[1])}, kUnit | kOutput);
   c.tensor("counts", a.counts, kI32, {at_least(rows)}, kOptional | kOutput);
-  c.apart({{"slots", &a.slots}, {"counts", &a.counts}});
+  c.apart(rows, {{"slots", &a.slots}, {"counts", &a.counts}});
   return producer_shape(KeyFormat::fp8, rows, 0);
 }
 
@@ -101,7 +102,7 @@ Shape validate(const QuantizeQ& a, Mode mode) {
   c.tensor("q_out", a.q_out, query_dtypes(a.format), {at_least(rows), exactly(heads), exactly(width)}, kUnit | kOutput);
   check_query_scales(c, "q_scales_out", a.q_scales_out, a.format, {at_least(rows), heads, dim}, kOutput);
   c.tensor("weights_out", a.weights_out, kF32, {at_least(rows), exactly(heads)}, kUnit | kOutput);
-  c.apart({{"q_out", &a.q_out}, {"q_scales_out", &a.q_scales_out}, {"weights_out", &a.weights_out}});
+  c.apart(rows, {{"q_out", &a.q_out}, {"q_scales_out", &a.q_scales_out}, {"weights_out", &a.weights_out}});
   Shape s = producer_shape(a.format, rows, dim);
   s.heads = heads;
   return s;
@@ -118,7 +119,7 @@ Shape validate(const QuantizeK& a, Mode mode) {
   check_hadamard(c, a.hadamard, dim);
   check_rule(c, a.rule, a.scale, a.out.format, false);
   check_dense(c, {"out.values", "out.scales"}, a.out, at_least(rows), dim, kOutput);
-  c.apart({{"out.values", &a.out.values}, {"out.scales", &a.out.scales}});
+  c.apart(rows, {{"out.values", &a.out.values}, {"out.scales", &a.out.scales}});
   return producer_shape(a.out.format, rows, dim);
 }
 
@@ -158,7 +159,7 @@ Shape validate(const GatherK& a, Mode mode) {
                  std::string("that of the cache, ") + format_name(a.keys.cache.format),
                  std::to_string(static_cast<int>(a.out.format)));
   check_dense(c, {"out.values", "out.scales"}, a.out, at_least(a.total), a.keys.cache.head_dim, kOutput);
-  c.apart({{"out.values", &a.out.values}, {"out.scales", &a.out.scales}});
+  c.apart(a.total, {{"out.values", &a.out.values}, {"out.scales", &a.out.scales}});
   return cache_shape(a.keys.cache, a.total);
 }
 

@@ -402,6 +402,9 @@ TEST(OutputsApart, AsFarAsTheHostKnows) {
   EXPECT_NE(refusal(ints(0, 16), floats(12, 4), none), "") << "rows of another step: the second meets the second";
   EXPECT_NE(refusal(ints(0, 16), none, tensor(at + 2, DType::i32, {3}, {15})), "") << "a walk into the last row";
   EXPECT_EQ(refusal(ints(0, 16), floats(4, 4), none), "") << "rows of another step, between two";
+  EXPECT_NE(refusal(ints(0, 16), floats(32, -16), none), "") << "the same rows, downwards";
+  EXPECT_EQ(refusal(ints(0, 2), none, tensor(at + 6, DType::i32, {6}, {1})), "") << "one after the other";
+  EXPECT_EQ(refusal(tensor(at, DType::i32, {6, 2}), floats(6, 2), none), "") << "rows that the call does not write";
   EXPECT_EQ(refusal(ints(0, 16), floats(2, 16), none), "") << "columns of one buffer";
   EXPECT_EQ(refusal(ints(14, 16), floats(0, 16), none), "");
   EXPECT_EQ(refusal(ints(0, 2), floats(6, 2), none), "") << "one after the other";
