@@ -16,7 +16,7 @@ import sys
 try:
     import topkey
     import torch
-except ImportError as error:
+except Exception as error:  # one that is there may still fail to load its library
     print(f"topkey: bench: --against needs the Python packages topkey and torch: {error}", file=sys.stderr)
     sys.exit(3)
 

@@ -250,12 +250,20 @@ TEST_F(Cli, RunsOnRanks) {
             0);
   Trace before = read_trace(path("before.safetensors"));
   ASSERT_NE(before.find("starts"), nullptr);
-  before.tensors.at("starts").as<int32_t>()[4] = -5, before.tensors.at("lens").as<int32_t>()[4] = 90;
-  write_trace(path("before.safetensors"), before);
-  for (const std::string cut : {"context", "rows"}) {
-    const Outcome outcome = run_command("run " + path("before.safetensors") + " --ranks 3 --json --shard " + cut);
-    ASSERT_EQ(outcome.code, 0) << cut << outcome.out << outcome.err;
+  auto *starts = before.tensors.at("starts").as<int32_t>(), *lens = before.tensors.at("lens").as<int32_t>();
+  for (const bool alone : {false, true}) {
+    if (alone) std::fill(starts, starts + 9, 0), std::fill(lens, lens + 9, 0);
+    starts[4] = -5, lens[4] = 90;
+    write_trace(path("before.safetensors"), before);
+    for (const std::string cut : {"context", "rows"}) {
+      const Outcome outcome = run_command("run " + path("before.safetensors") + " --ranks 3 --json --shard " + cut);
+      ASSERT_EQ(outcome.code, 0) << cut << outcome.out << outcome.err;
+    }
   }
+  lens[4] = INT32_MAX;
+  write_trace(path("before.safetensors"), before);
+  for (const std::string more : {"--shard rows", "--shard context --interleave 64"})
+    expect_refused("run " + path("before.safetensors") + " --ranks 3 " + more, 2, "page ids outside its cache");
   EXPECT_THAT(run_command("run " + trace + " --ranks 2").out,
               HasSubstr("equal to the answer of one rank, bit for bit"));
   const std::string dense = path("dense.safetensors");

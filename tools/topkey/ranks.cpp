@@ -31,7 +31,8 @@ struct Report {
 struct Whole {
   const PagedMqaTopk& args;
   std::vector<Window> windows;
-  std::vector<int64_t> lens;  ///< key rows of each request that some row sees
+  std::vector<int64_t> lens;  ///< key rows of each request that some row sees: all there, in known pages
+  int64_t widest = 0;         ///< keys of the widest window
 };
 
 Whole whole_of(const support::Call& call) {
@@ -41,12 +42,26 @@ Whole whole_of(const support::Call& call) {
   if (args->out.blocks.data != nullptr && args->admit.candidates.data != nullptr) {
     throw Failure("--ranks wants candidates or published blocks, not both");
   }
-  Whole w{*args, windows_of(call.args()), {}};
+  Whole w{*args, windows_of(call.args()), {}, 0};
   w.lens.assign(static_cast<size_t>(args->keys.block_table.shape[0]), 0);
   for (const Window& window : w.windows) {
     if (window.size() == 0) continue;
     int64_t& len = w.lens[static_cast<size_t>(window.request)];
     len = std::max(len, window.end);
+    w.widest = std::max(w.widest, window.size());
+  }
+  if (args->rows.max_len > 0 && args->rows.max_len < w.widest)
+    throw Failure("--ranks wants windows of max_len keys at most");
+  const Tensor& table = args->keys.block_table;
+  for (int64_t b = 0; b < table.shape[0]; ++b) {
+    const int64_t pages =
+        (w.lens[static_cast<size_t>(b)] + args->keys.cache.page_size - 1) / args->keys.cache.page_size;
+    bool known = pages <= table.shape[1];
+    for (int64_t i = 0; known && i < pages; ++i) {
+      const int64_t page = support::int_at(table, b, i);
+      known = page >= 0 && page < args->keys.cache.pages.shape[0];
+    }
+    if (!known) throw Failure("--ranks wants a trace without page ids outside its cache");
   }
   return w;
 }
@@ -82,9 +97,6 @@ OwnKeys own_keys(const Whole& w, Shard shard) {
     for (int64_t g = 0; g < w.lens[static_cast<size_t>(b)]; ++g) {
       if (!shard.owns(g)) continue;
       const int64_t page = support::int_at(w.args.keys.block_table, b, g / size);
-      if (page < 0 || page >= all.pages.shape[0]) {
-        throw Failure("--ranks wants a trace without page ids outside its cache");
-      }
       copy_key(all, page, g % size, own.keys.cache, b * columns * size + shard.local(g));
     }
   }
@@ -166,7 +178,7 @@ class Rank {
     const SparseAttnIndexer indexer(config_of(w_.args));
     const auto most = static_cast<int64_t>(w_.windows.size());
     const IndexerLimits limits{0, most, static_cast<int64_t>(w_.lens.size()),
-                               *std::max_element(w_.lens.begin(), w_.lens.end()), 1};
+                               std::max(w_.widest, *std::max_element(w_.lens.begin(), w_.lens.end())), 1};
     exec.workspace_bytes = sharded_workspace_bytes(indexer, limits, spec_, exec);
     // Not cleared: most of it is never touched, and there are as many of them as ranks.
     const std::unique_ptr<std::byte[]> memory(new std::byte[exec.workspace_bytes + 256]);
@@ -203,10 +215,10 @@ class Rank {
     step_.rows.count = static_cast<int64_t>(rows_.size());
     step_.rows.request = keep(request), step_.rows.end = keep(end);
     if (starts) step_.rows.start = keep(start);
-    // No rank has more winners than keys, and rank 0 has the most.
+    // No rank has more winners than keys, and rank 0 has the most. Uncut, a window may begin before the first key.
     const Shard most{0, spec_.context.world_size, spec_.context.interleave};
     const int64_t longest = *std::max_element(w_.lens.begin(), w_.lens.end());
-    step_.rows.max_len = spec_.context.active() ? most.local_length(longest) : longest;
+    step_.rows.max_len = spec_.context.active() ? most.local_length(longest) : w_.widest;
     if (spec_.context.active()) {
       if (starts) shard_.whole_start = keep(whole_start);
       shard_.whole_end = keep(whole_end);
