@@ -4,8 +4,6 @@
 // and these into equal slices, one a thread block; each warpgroup streams its units through shared memory and the tensor
 // core; what a block finds of a row stays with it, and the blocks of a row settle the cut among them (device/
 // decode_finish.cuh). The launch is cooperative: blocks wait for each other, so all of them must run at once.
-#include <cuda.h>
-
 #include <type_traits>
 
 #include "cuda/check.h"
@@ -381,23 +379,6 @@ Exchange exchange_in(void* workspace, int64_t rows) {
   return e;
 }
 
-using EncodeTensorMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-/// The driver's function; null if it has none. Asked for once, through the run-time library: nothing links the driver.
-EncodeTensorMap tensor_map_encoder() {
-  static const EncodeTensorMap encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTensorMap>(found)
-                                                                         : nullptr;
-  }();
-  return encode;
-}
-
 bool shape_suits(const Shape& shape) {
   uint32_t words;
   const Choice choice = choose<128, BulkLoader>(static_cast<int>(shape.heads));
@@ -405,26 +386,6 @@ bool shape_suits(const Shape& shape) {
          shape.blocks == 0 && shape.keys < INT32_MAX - 256 &&
          std::min<int64_t>(shape.rows, kDecodeRows) * (shape.keys / kTileKeys + 2) < INT32_MAX &&
          fit_tile(choice, shape.topk, 1, &words) > 0;
-}
-
-/// Boxes of 64 keys for bulk copies; false where the layout does not allow them, or the driver.
-bool make_boxes(const KeySource& keys, KeyBoxes* boxes) {
-  const bool aligned = reinterpret_cast<uintptr_t>(keys.scales) % 16 == 0 && keys.scale_step == 4;
-  if (keys.head_dim != 128 || !aligned || keys.count == 0 || (keys.paged && keys.page_size % kTileKeys != 0))
-    return false;
-  const cuuint64_t per_page = static_cast<cuuint64_t>(keys.paged ? keys.page_size : keys.count);
-  const cuuint64_t pages = static_cast<cuuint64_t>(keys.paged ? keys.num_pages : 1);
-  const cuuint64_t sizes[3] = {128, per_page, pages};
-  const cuuint64_t page_step = static_cast<cuuint64_t>(keys.paged ? keys.page_stride : keys.value_step * keys.count);
-  const cuuint64_t steps[2] = {static_cast<cuuint64_t>(keys.value_step), (page_step + 15) / 16 * 16};
-  const cuuint32_t box[3] = {128, kTileKeys, 1}, each[3] = {1, 1, 1};
-  const auto encode = tensor_map_encoder();
-  if (encode == nullptr || pages == 0) return false;
-  static_assert(sizeof(CUtensorMap) == sizeof(KeyBoxes));
-  return encode(reinterpret_cast<CUtensorMap*>(boxes), CU_TENSOR_MAP_DATA_TYPE_UINT8, 3,
-                const_cast<uint8_t*>(keys.values), sizes, steps, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace

@@ -131,6 +131,7 @@ __global__ __launch_bounds__(kThreads) void look_at_rows(const __grid_constant__
   extern __shared__ int32_t sort[];
   __shared__ Shared s;
   const LookParams& p = k.p;
+  if (p.taken != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.taken = 0;
   for (int64_t r = blockIdx.x; r < k.group.count; r += gridDim.x) {
     const int64_t row = k.group.first_row + r;
     if (threadIdx.x == 0) s.skipped = s.live = 0;

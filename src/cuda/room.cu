@@ -61,8 +61,11 @@ Room make_room(Op op, const Shape& shape, void* workspace) {
     if (chunked) {
       const int64_t some = std::min({rows, rows_with_lists(wanted), rows_with_lists(wanted_blocks),
                                      r.id_stride > 0 ? std::max<int64_t>(kIdEntries / r.id_stride, 1) : rows});
-      r.group_rows = std::max(r.group_rows, some);
-      r.chunk_keys = std::min(keys, kScoreEntries / r.group_rows / 128 * 128);
+      // Lists are carried from chunk to chunk for `some` rows; rows that fit whole need none.
+      if (some > r.group_rows) {
+        r.group_rows = some;
+        r.chunk_keys = std::min(keys, kScoreEntries / r.group_rows / 128 * 128);
+      }
     }
   }
   if (has_windows(op)) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/decode_sm90.h"
+#include "cuda/prefill_sm90.h"
 #include "cuda/score.h"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
@@ -79,6 +80,11 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
   look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;
+  KeyBoxes boxes;
+  if (cores == Cores::hopper && prefill_suits(shape, keys, a.q, a.rows, a.admit, a.out, &boxes)) {
+    prefill(look_at, a.q, boxes, emission, exec.workspace, launch);
+    return;
+  }
   if (cores == Cores::hopper && decode_suits(shape, keys, a.q, a.admit, a.out)) {
     decode(look_at, a.q, emission, exec.workspace, launch);
     return;

@@ -7,6 +7,7 @@
 #include "cuda/device/look.cuh"
 #include "cuda/device/select.cuh"
 #include "cuda/device/tiles_sm90.cuh"
+#include "cuda/key_boxes.h"
 
 namespace topkey::cuda {
 
@@ -50,11 +51,6 @@ __device__ __forceinline__ uint32_t scan_scorers(uint32_t value, uint32_t* room,
   *total = sums.y;
   return sums.x;
 }
-
-/// How bulk copies find 64 keys' codes (made by the driver, decode_sm90.cu).
-struct alignas(64) KeyBoxes {
-  uint64_t opaque[16];
-};
 
 /// What thread blocks tell each other of a row; all in the workspace.
 struct RowExchange {

@@ -27,6 +27,11 @@ __device__ __forceinline__ uint64_t operand_at(uint32_t address) {
          uint64_t{1} << 62;
 }
 constexpr uint64_t kDotStep = 32 >> 4;
+/// The operand `steps` further; shared memory ends before its lower half could overflow.
+__device__ __forceinline__ uint64_t operand_after(uint64_t operand, uint32_t steps) {
+  const uint32_t low = static_cast<uint32_t>(operand) + steps;
+  return (operand & 0xFFFFFFFF00000000u) | low;
+}
 
 /// ReLU(x) * w added to s, with w already halved.
 __device__ __forceinline__ float add_head(float dot, float half_weight, float sum) {
@@ -44,7 +49,8 @@ template <int kColumns, int kDim>
 __device__ __forceinline__ void issue_dots(float (&dots)[kColumns / 2], uint64_t keys, uint64_t heads) {
   wgmma_fence();
 #pragma unroll
-  for (int s = 0; s < kDim / 32; ++s) wgmma_e4m3<kColumns>(dots, keys + s * kDotStep, heads + s * kDotStep, s > 0);
+  for (int s = 0; s < kDim / 32; ++s)
+    wgmma_e4m3<kColumns>(dots, operand_after(keys, s * kDotStep), operand_after(heads, s * kDotStep), s > 0);
   wgmma_commit();
 }
 

@@ -39,18 +39,21 @@ struct RowWriter {
   }
   /// By the first `threads` threads of the block, all of them unless told; after a barrier behind the last put.
   __device__ void fill(uint32_t used, uint32_t threads = 0) const {
-    if (threads == 0) threads = blockDim.x;
+    fill_by(used, threadIdx.x, threads == 0 ? blockDim.x : threads);
+  }
+  /// By `threads` threads, of which this one is `thread`.
+  __device__ void fill_by(uint32_t used, uint32_t thread, uint32_t threads) const {
     const Selection& out = e.out;
     const bool repeat = out.fill == Fill::repeat && used > 0;
     const int32_t value = out.fill == Fill::value ? out.fill_value : -1;
     const int32_t index = repeat && out.indices.data != nullptr ? *element<int32_t>(out.indices, row, 0) : value;
     const int32_t slot = repeat && out.slots.data != nullptr ? *element<int32_t>(out.slots, row, 0) : value;
-    for (int64_t j = int64_t{used} + threadIdx.x; j < e.topk; j += threads) {
+    for (int64_t j = int64_t{used} + thread; j < e.topk; j += threads) {
       if (out.indices.data != nullptr) *element<int32_t>(out.indices, row, j) = index;
       if (out.slots.data != nullptr) *element<int32_t>(out.slots, row, j) = slot;
       if (out.scores.data != nullptr) *element<float>(out.scores, row, j) = __uint_as_float(0xFF800000u);
     }
-    if (out.counts.data != nullptr && threadIdx.x == 0) *element<int32_t>(out.counts, row) = static_cast<int32_t>(used);
+    if (out.counts.data != nullptr && thread == 0) *element<int32_t>(out.counts, row) = static_cast<int32_t>(used);
   }
 };
 

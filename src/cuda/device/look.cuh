@@ -23,6 +23,7 @@ struct LookParams {
   int32_t* ids;
   int64_t id_stride;
   uint64_t* stats;
+  uint32_t* taken;  ///< a counter of the next kernel's, to be 0; or null
 };
 
 __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

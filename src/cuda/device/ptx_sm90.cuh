@@ -54,6 +54,18 @@ __device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+/// The same without haste: a thread that looks every few cycles takes issue slots and ports from those that work.
+__device__ __forceinline__ void wait_idly(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 0;
+  for (;;) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    if (done != 0) return;
+    __nanosleep(100);
+  }
+}
 /// A box of a tensor map to shared memory; coordinates from the innermost on.
 __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int32_t x, int32_t y, int32_t z,
                                          uint64_t* barrier) {
@@ -75,7 +87,27 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// The same, and whether `flag` was set in any of them.
+__device__ __forceinline__ bool named_barrier_or(int id, int threads, bool flag) {
+  uint32_t any;
+  asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.b32 %0, 1, 0, q; }"
+               : "=r"(any)
+               : "r"(id), "r"(threads), "r"(flag ? 1 : 0)
+               : "memory");
+  return any != 0;
+}
+
 #ifdef TOPKEY_HAS_WGMMA
+/// Registers of each thread of a warpgroup, from here on: fewer, or more as soon as others have given them up.
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// What the parts of the prefill kernel share. A thread block takes tiles of a few query rows; two warpgroups multiply and
+// keep, each for its half of the rows, the same stages of 64 keys; a third brings keys and queries. A tile is worked on
+// as one item or more: rows of one table row, whose windows lie together.
+#pragma once
+#include "cuda/device/emit.cuh"
+#include "cuda/device/facts.cuh"
+#include "cuda/device/keys.cuh"
+#include "cuda/device/order.cuh"
+#include "cuda/device/tiles_sm90.cuh"
+#include "cuda/key_boxes.h"
+#include "cuda/tuning.h"
+
+namespace topkey::cuda {
+
+constexpr int kPrefillGroups = 2;  ///< warpgroups that multiply
+constexpr int kPrefillThreads = 128 * (kPrefillGroups + 1);
+constexpr int kPrefillColumns = 256;  ///< (row, head) columns of a warpgroup's product
+constexpr int kLoaderWarps = 3;       ///< bring queries; a fourth warp beside them the keys
+constexpr int kListColumns = 32;      ///< threads that score one row, each with a column of its list
+constexpr int kPrefillBins = 512;
+constexpr int kPrefillCandidates = 128;
+constexpr int kMarkWords = 1024;  ///< winners are marked in a map of so many words at a time
+
+/// Rows of a warpgroup.
+__host__ __device__ constexpr int group_rows_of(int heads) { return kPrefillColumns / heads; }
+
+struct PrefillJob {
+  KeyBoxes boxes;  ///< first: it wants the alignment
+  KeySource keys;
+  Query q;
+  Emission emission;
+  const RowFact* facts;  ///< [rows]
+  uint32_t* next;        ///< tiles that have been taken; 0 at first
+  uint2* lists;          ///< [blocks, tile rows, length, kListColumns] score bits and position
+  uint64_t* stats;
+  int64_t first_row;
+  int32_t rows, tiles;
+  int heads, query_alignment;
+  int page_shift;   ///< log2 of the page size; -1: not a power of two
+  uint32_t length;  ///< most entries of a column
+};
+
+struct Item {
+  int32_t first_row;  ///< of the tile, in the group; < 0: there are no more
+  uint32_t active;    ///< the tile's rows that are answered here, a bit each
+  uint32_t failed;    ///< those of them that found too few
+  bool exact;         ///< take no threshold from a sample
+  uint32_t units, stride;
+  int32_t low;                    ///< first key of unit 0, a multiple of 64
+  int32_t inner_low, inner_high;  ///< what all scored rows see
+  int32_t table_row;
+};
+/// The unit after `unit` in the order of visits: every part of the row comes early.
+__device__ __forceinline__ uint32_t next_unit(const Item& item, uint32_t unit) {
+  unit += item.stride;
+  return unit >= item.units ? unit - item.units : unit;
+}
+
+constexpr int kMaxPrefillRows = kPrefillGroups * 8;
+
+/// A warp's own, while it selects.
+struct SelectScratch {
+  alignas(16) uint32_t bins[kPrefillBins];
+  uint32_t marks[kMarkWords];
+  uint64_t candidates[kPrefillCandidates];
+  uint32_t number;  ///< of candidates
+};
+
+struct PrefillShared {
+  uint64_t key_full[kPrefillStages], key_empty[kPrefillStages];
+  uint64_t item_full[2], item_empty[2];
+  uint64_t query_full[kPrefillGroups], query_empty[kPrefillGroups];
+  alignas(16) float scale[kPrefillStages][kTileKeys];
+  bool readable[kPrefillStages];
+  Item items[2];
+  float least[kMaxPrefillRows];       ///< scores below cannot win
+  uint32_t dropped[kMaxPrefillRows];  ///< best key that thinning dropped
+  uint16_t counts[kMaxPrefillRows][kListColumns];
+  float best[kMaxPrefillRows][kListColumns];
+  alignas(16) float weights[kPrefillGroups][kPrefillColumns];  ///< halved; see weight_at
+  SelectScratch scratch[kPrefillGroups * 4];
+};
+
+/// Column n of a product is one head of one row, so that a lane (c = lane % 4 holds columns 8j + 2c + {0, 1}) has whole
+/// rows: one of 64 heads, two of 32, half a one of 128.
+template <int kHeads>
+__device__ __forceinline__ int row_of_column(int n) {
+  const int c = n % 8 / 2;
+  return kHeads == 32 ? c + 4 * (n / 128) : kHeads == 64 ? c : c / 2;
+}
+template <int kHeads>
+__device__ __forceinline__ int head_of_column(int n) {
+  const int own = n / 8 * 2 + n % 2;
+  if (kHeads == 128) return own / 4 * 8 + 4 * (n % 4 / 2) + own % 4;
+  return own % kHeads;
+}
+/// Where a column's weight lies: the eight weights of a lane's two next groups of columns side by side.
+__device__ __forceinline__ int weight_at(int n) { return n / 16 * 16 + n % 8 / 2 * 4 + n / 8 % 2 * 2 + n % 2; }
+
+}  // namespace topkey::cuda

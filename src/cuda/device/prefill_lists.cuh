@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// What the prefill kernel keeps of a row, and how one warp looks at it: a list in memory of 32 columns, each written by
+// one of the threads that score the row. An entry is the score's bits and the position. Entries are compared as one
+// number, score before position, so no two are equal.
+#pragma once
+#include "cuda/device/prefill_job.cuh"
+
+namespace topkey::cuda {
+
+__device__ __forceinline__ uint64_t number_of(uint2 entry) {
+  return uint64_t{key_of(canonical(__uint_as_float(entry.x)))} << 32 | ~entry.y;
+}
+__device__ __forceinline__ uint32_t key_of_number(uint64_t number) { return static_cast<uint32_t>(number >> 32); }
+__device__ __forceinline__ int32_t position_of_number(uint64_t number) {
+  return static_cast<int32_t>(~static_cast<uint32_t>(number));
+}
+
+/// A row's list as a whole warp sees it: lane l reads column l.
+struct RowList {
+  uint2* column;   ///< this lane's
+  uint32_t count;  ///< entries of it
+  uint32_t most;   ///< of any column
+  uint32_t total;
+
+  __device__ __forceinline__ RowList(uint2* list, const uint16_t* counts) {
+    const uint32_t lane = threadIdx.x & 31;
+    column = list + lane, count = counts[lane];
+    most = __reduce_max_sync(~0u, count), total = __reduce_add_sync(~0u, count);
+  }
+  /// f(entry, present) for all entries, in all lanes together; an absent one is NaN at position 0.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+    constexpr uint32_t kBatch = 16;
+#pragma unroll 1
+    for (uint32_t base = 0; base < most; base += kBatch) {
+      uint2 entries[kBatch];
+#pragma unroll
+      for (uint32_t i = 0; i < kBatch; ++i) {
+        entries[i] = uint2{kCanonicalNan, 0};
+        if (base + i < count) entries[i] = __ldcg(column + (base + i) * kListColumns);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kBatch; ++i) f(entries[i], base + i < count);
+    }
+  }
+};
+
+/// Bins of equal width from `least` to `best`, both finite: what is less is in none (0 to 2; or, by rounding, in the
+/// first), what is more in the last.
+struct LinearBins {
+  static constexpr uint32_t kFirst = 3;
+  float least, scale;
+
+  __device__ __forceinline__ LinearBins(float from, float to)
+      : least(from), scale(static_cast<float>(kPrefillBins - kFirst - 1) / fmaxf(to - from, 1e-30f)) {}
+  __device__ __forceinline__ static bool suit(float least, float best) {
+    return least > -3e38f && best - least < 3e38f;
+  }
+  /// Ascends with x; 0 for NaN. The sum's last bits count units: no conversion, no branch.
+  __device__ __forceinline__ uint32_t of(float x) const {
+    constexpr float kUnits = 8388608.0f;
+    const float sum = __fmaf_rn(x - least, scale, kUnits + static_cast<float>(kFirst));
+    return __float_as_uint(fminf(fmaxf(sum, kUnits), kUnits + static_cast<float>(kPrefillBins - 1))) &
+           (kPrefillBins - 1);
+  }
+  /// Below all that is in the bin.
+  __device__ __forceinline__ float edge(uint32_t bin) const {
+    return least + (static_cast<float>(bin - kFirst) - 0.5f) / scale;
+  }
+};
+
+__device__ __forceinline__ void clear_bins(SelectScratch& w) {
+  uint4* bins = reinterpret_cast<uint4*>(w.bins);
+#pragma unroll
+  for (int i = 0; i < kPrefillBins / 128; ++i) bins[i * 32 + static_cast<int>(threadIdx.x & 31)] = uint4{0, 0, 0, 0};
+  __syncwarp();
+}
+
+/// The bin of the want-th, counted from the top, what is above it and in it; inside 0: there are not so many.
+struct WarpCrossing {
+  uint32_t bin, above, inside;
+};
+/// first: bins before it do not count.
+__device__ __forceinline__ WarpCrossing cross_bins(SelectScratch& w, uint32_t want, uint32_t first) {
+  constexpr int kOwn = kPrefillBins / 32;
+  const int lane = static_cast<int>(threadIdx.x & 31), own = kPrefillBins - kOwn * (lane + 1);
+  __syncwarp();
+  if (static_cast<uint32_t>(lane) < first) w.bins[lane] = 0;
+  __syncwarp();
+  uint32_t bins[kOwn], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn / 4; ++i) {
+    const uint4 four = *reinterpret_cast<const uint4*>(w.bins + own + 4 * i);
+    bins[4 * i] = four.x, bins[4 * i + 1] = four.y, bins[4 * i + 2] = four.z, bins[4 * i + 3] = four.w;
+    sum += four.x + four.y + four.z + four.w;
+  }
+  uint32_t above = sum;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, above, step);
+    if (lane >= step) above += other;
+  }
+  above -= sum;
+  const uint32_t found = __ballot_sync(~0u, above < want && want <= above + sum);
+  WarpCrossing c{0, 0, 0};
+#pragma unroll
+  for (int b = kOwn - 1; b >= 0; --b) {
+    if (above < want && want <= above + bins[b]) c = {static_cast<uint32_t>(own + b), above, bins[b]};
+    above += bins[b];
+  }
+  const int owner = found == 0 ? 0 : __ffs(static_cast<int>(found)) - 1;
+  return {__shfl_sync(~0u, c.bin, owner), __shfl_sync(~0u, c.above, owner), __shfl_sync(~0u, c.inside, owner)};
+}
+
+/// Rank in a sample of m of n keys that, all but surely, `want` of the n reach.
+__device__ __forceinline__ float rank_in_sample(float want, float m, float n) {
+  const float share = fminf(want / n, 1.0f), mean = m * share;
+  return ceilf(mean + 5.0f * sqrtf(mean * (1.0f - share)) + 4.0f);
+}
+
+/// The first entries of each column, of which a threshold is taken.
+struct Sample {
+  static constexpr int kMost = 2 * kSampleUnits;
+  float x[kMost];
+
+  __device__ __forceinline__ explicit Sample(const RowList& list) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      x[i] = __uint_as_float(kCanonicalNan);
+      if (static_cast<uint32_t>(i) < list.count) x[i] = __uint_as_float(__ldcg(&list.column[i * kListColumns].x));
+    }
+  }
+  /// A score that at least `rank` of them reach, and few more; -inf if there are not so many.
+  __device__ __forceinline__ float least(SelectScratch& w, float rank) const {
+    float low = 3e38f, high = -3e38f;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      low = fminf(low, __shfl_xor_sync(~0u, low, step));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+    }
+    if (!LinearBins::suit(low, high)) return __uint_as_float(0xFF800000u);
+    const LinearBins bins(low, high);
+    clear_bins(w);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) atomicAdd(&w.bins[bins.of(x[i])], 1u);
+    const WarpCrossing c = cross_bins(w, static_cast<uint32_t>(rank), LinearBins::kFirst);
+    return c.inside == 0 ? __uint_as_float(0xFF800000u) : bins.edge(c.bin);
+  }
+  /// Keeps of each column what reaches `least`; how many.
+  __device__ __forceinline__ uint32_t keep(const RowList& list, float least) const {
+    constexpr int kBatch = 16;
+    uint32_t kept = 0;
+#pragma unroll
+    for (int base = 0; base < kMost; base += kBatch) {
+      uint32_t positions[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        positions[i] = 0;
+        if (x[base + i] >= least) positions[i] = __ldcg(&list.column[(base + i) * kListColumns].y);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (x[base + i] >= least) {
+          __stcg(list.column + kept * kListColumns, uint2{__float_as_uint(x[base + i]), positions[i]});
+          ++kept;
+        }
+      }
+    }
+    return kept;
+  }
+};
+
+/// The last of a list's `want` best.
+struct LastWinner {
+  uint64_t number;
+  bool tied;  ///< the next entry has the same score
+};
+
+/// By eight digits of eight bits, for any list of at least `want` entries: slow, and never wrong.
+__device__ __forceinline__ LastWinner last_by_digits(SelectScratch& w, const RowList& list, uint32_t want) {
+  uint64_t prefix = 0;
+  uint32_t need = want;
+#pragma unroll 1
+  for (int shift = 56; shift >= 0; shift -= 8) {
+    clear_bins(w);
+    list.each([&](uint2 entry, bool present) {
+      const uint64_t digits = number_of(entry) >> shift;
+      if (present && digits >> 8 == prefix) atomicAdd(&w.bins[digits & 255], 1u);
+    });
+    const WarpCrossing c = cross_bins(w, need, 0);
+    need -= c.above, prefix = prefix << 8 | c.bin;
+    __syncwarp();
+  }
+  bool tied = false;
+  list.each([&](uint2 entry, bool present) {
+    const uint64_t number = number_of(entry);
+    tied = tied || (present && number < prefix && key_of_number(number) == key_of_number(prefix));
+  });
+  return {prefix, __any_sync(~0u, tied) != 0};
+}
+
+/// Of the candidates [0, w.number) the need-th best.
+__device__ __forceinline__ LastWinner last_of_candidates(const SelectScratch& w, uint32_t need) {
+  uint64_t last = 0;
+  uint32_t next = kNotLive;
+  for (uint32_t i = threadIdx.x & 31; i < w.number; i += 32) {
+    const uint64_t mine = w.candidates[i];
+    uint32_t better = 0;
+#pragma unroll 4
+    for (uint32_t j = 0; j < w.number; ++j) better += w.candidates[j] > mine;
+    if (better == need - 1) last = mine;
+    if (better == need) next = key_of_number(mine);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) last |= __shfl_xor_sync(~0u, last, step);  // one lane has it
+  next = __reduce_max_sync(~0u, next);
+  return {last, next != kNotLive && next == key_of_number(last)};
+}
+
+/// Keeps the list's entries from `last` on, dealt out evenly to its columns; returns the best key that went. counts: of
+/// the columns, rewritten.
+__device__ __forceinline__ uint32_t thin(const RowList& list, uint64_t last, uint16_t* counts) {
+  const uint32_t lane = threadIdx.x & 31, below = (1u << lane) - 1;
+  uint2* base = list.column - lane;
+  uint32_t kept = 0, dropped = kNotLive;
+  // What is written never overtakes what is read: entries are read in the order in which they are dealt out.
+  list.each([&](uint2 entry, bool present) {
+    const uint64_t number = number_of(entry);
+    const bool stays = present && number >= last;
+    if (present && !stays) dropped = max(dropped, key_of_number(number));
+    const uint32_t stayed = __ballot_sync(~0u, stays);
+    if (stays) __stcg(base + kept + __popc(stayed & below), entry);
+    kept += __popc(stayed);
+  });
+  counts[lane] = static_cast<uint16_t>(kept / kListColumns + (lane < kept % kListColumns));
+  __syncwarp();
+  return __reduce_max_sync(~0u, dropped);
+}
+
+}  // namespace topkey::cuda

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// Stage `search` for many query rows on Hopper: scores never leave the thread block that made them, but for those that
+// may win. A threshold from a spread sample of the row's keys, which are its first ones, lets through little more than
+// the winners; that it let enough through is counted, and a row where it did not is done again without. A list that
+// fills up is thinned to its best topk, whose last is a threshold that needs no proof. Persistent thread blocks take
+// tiles of rows, the long ones first.
+#include <algorithm>
+
+#include "cuda/check.h"
+#include "cuda/device/prefill_answer.cuh"
+#include "cuda/device/prefill_load.cuh"
+#include "cuda/device/prefill_score.cuh"
+#include "cuda/prefill_sm90.h"
+#include "cuda/stages.h"
+#include "cuda/workspace.h"
+
+namespace topkey::cuda {
+namespace {
+
+/// One warpgroup's work.
+template <int kHeads>
+class PrefillScorer {
+ public:
+  static constexpr int kRows = group_rows_of(kHeads);  ///< of this warpgroup
+  static constexpr int kOwn = kHeads == 32 ? 2 : 1;    ///< of a thread
+
+  __device__ PrefillScorer(const PrefillJob& job, PrefillShared& s, const uint8_t* codes, const uint8_t* queries)
+      : job_(job), s_(s), group_(threadIdx.x / 128), codes_(codes) {
+    queries_ = queries + group_ * kPrefillColumns * kCodePitch;
+  }
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t number = 0;; ++number) {
+      const uint32_t slot = number & 1;
+      wait_at(&s_.item_full[slot], number / 2 & 1);
+      const Item item = s_.items[slot];
+      if (item.first_row < 0) return;
+      if (item.units > 0) {
+        score(item, &s_.items[slot].failed);
+      } else {
+        answer_unscored_rows(item);
+      }
+      __syncwarp();
+      if (lane() == 0) arrive_at(&s_.item_empty[slot]);
+      sync();  // the lists are free, and what is shared of the rows
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
+  __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / 32 % 4); }
+  __device__ __forceinline__ void sync() const { named_barrier(1 + group_, 128); }
+  /// The thread's row i, of the tile.
+  __device__ __forceinline__ int own_row(int i) const {
+    const int c = static_cast<int>(lane() & 3);
+    return group_ * kRows + (kHeads == 128 ? c / 2 : c + 4 * i);
+  }
+  __device__ __forceinline__ uint32_t own_column() const { return static_cast<uint32_t>(warp()) * 8 + lane() / 4; }
+  __device__ __forceinline__ bool keeps() const { return kHeads != 128 || (lane() & 1) == 0; }
+  __device__ __forceinline__ uint2* list_of(int row) const {
+    return job_.lists + (int64_t{blockIdx.x} * (kPrefillGroups * kRows) + row) * (int64_t{job_.length} * kListColumns);
+  }
+  __device__ __forceinline__ static bool is_in(uint32_t rows, int row) { return (rows >> row & 1u) != 0; }
+
+  __device__ __forceinline__ void open(const Item& item) {
+    if (threadIdx.x % 128 < kRows) {
+      const int row = group_ * kRows + static_cast<int>(threadIdx.x % 128);
+      s_.least[row] = __uint_as_float(0xFF800000u), s_.dropped[row] = kNotLive;
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int row = own_row(i);
+      Column& c = columns_[i];
+      c = Column{list_of(row) + own_column(), __uint_as_float(0xFF800000u), __uint_as_float(0xFF800000u), 0, 0, false};
+      if (!is_in(item.active, row)) continue;
+      const RowFact& f = job_.facts[item.first_row + row];
+      c.low = f.low, c.high = f.high, c.active = f.scored != 0 && keeps();
+    }
+    nans_ = 0, thinned_ = 0;
+  }
+
+  __device__ __forceinline__ void score(const Item& item, uint32_t* failed) {
+#ifdef TOPKEY_HAS_WGMMA
+    open(item);
+    wait_at(&s_.query_full[group_], turn_);
+    turn_ ^= 1;
+    uint32_t unit = 0;
+    for (uint32_t step = 0; step < item.units;) {
+      const uint32_t end = min(step + kCheckUnits, item.units);
+#pragma unroll 1
+      for (; step < end; ++step, unit = next_unit(item, unit)) score_unit(item, unit);
+      const bool sample = step == kSampleUnits && samples(item), all = step == item.units;
+      if (all && lane() == 0) arrive_at(&s_.query_empty[group_]);
+      if (look_at_lists(sample || all)) settle_rows(item, sample, all, failed);
+    }
+    const uint32_t nans = __reduce_add_sync(~0u, nans_);
+    if (lane() == 0 && !item.exact) count(job_.stats, kNanScores, nans);
+#endif
+  }
+
+#ifdef TOPKEY_HAS_WGMMA
+  __device__ __forceinline__ void score_unit(const Item& item, uint32_t unit) {
+    const uint32_t own = static_cast<uint32_t>(warp()) * 16 + lane() / 4;
+    wait_at(&s_.key_full[stage_], phase_);
+    const float scale[2] = {s_.scale[stage_][own], s_.scale[stage_][own + 8]};
+    const bool readable = s_.readable[stage_];
+    UnitSums<kHeads> sums;
+    sums.score(operand_at(shared_address(codes_ + stage_ * (kTileKeys * kCodePitch))),
+               operand_at(shared_address(queries_)), s_.weights[group_], [&] {
+                 if (lane() == 0) arrive_at(&s_.key_empty[stage_]);
+               });
+    if (++stage_ == kPrefillStages) stage_ = 0, phase_ ^= 1;
+    const int32_t first = item.low + static_cast<int32_t>(unit) * kTileKeys;
+    const int32_t position = first + static_cast<int32_t>(own);
+    if (readable && first >= item.inner_low && first + kTileKeys <= item.inner_high) {
+      offer_unit<true>(sums, scale, position);
+    } else if (readable) {
+      offer_unit<false>(sums, scale, position);
+    }
+    __syncwarp();
+  }
+#endif
+
+#ifdef TOPKEY_HAS_WGMMA
+  template <bool kInside>
+  __device__ __forceinline__ void offer_unit(const UnitSums<kHeads>& unit, const float (&scale)[2], int32_t position) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      offer<kInside>(columns_[i], unit.sums[0][i] * scale[0], position, nans_);
+      offer<kInside>(columns_[i], unit.sums[1][i] * scale[1], position + 8, nans_);
+    }
+  }
+#endif
+
+  __device__ __forceinline__ uint32_t entries_of(int i) const {
+    return static_cast<uint32_t>(columns_[i].next - (list_of(own_row(i)) + own_column())) / kListColumns;
+  }
+  /// A column that the next units could overfill.
+  __device__ __forceinline__ uint32_t nearly_full() const { return job_.length - 2 * kCheckUnits; }
+  /// Lists of other rows are thinned with a full one if it pays: the warpgroup waits for the slowest warp.
+  __device__ __forceinline__ uint32_t thinned_from() const { return nearly_full() - nearly_full() / 4; }
+
+  /// Whether rows must be looked at now: the same in the whole warpgroup.
+  __device__ __forceinline__ bool look_at_lists(bool must) const {
+    bool full = false;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) full = full || entries_of(i) > nearly_full();
+    return named_barrier_or(1 + group_, 128, full) || must;
+  }
+  /// Short rows are kept whole.
+  __device__ static __forceinline__ bool samples(const Item& item) {
+    return !item.exact && item.units > 2 * kSampleUnits;
+  }
+
+  __device__ __forceinline__ void tell_counts() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (!keeps()) continue;
+      s_.counts[own_row(i)][own_column()] = static_cast<uint16_t>(entries_of(i));
+      s_.best[own_row(i)][own_column()] = columns_[i].best;
+    }
+    sync();
+  }
+  __device__ __forceinline__ float best_of(int row) const {
+    float best = s_.best[row][lane()];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, step));
+    return best;
+  }
+
+  /// Thresholds from the sample, room in lists that are nearly full, the answers: each warp for its rows.
+  __device__ __forceinline__ void settle_rows(const Item& item, bool sample, bool all, uint32_t* failed) {
+    tell_counts();
+#pragma unroll 1
+    for (int row = group_ * kRows + warp(); row < (group_ + 1) * kRows; row += 4) {
+      if (is_in(item.active, row)) settle_row(item, row, sample, all, failed);
+    }
+    sync();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (!keeps()) continue;
+      columns_[i].least = s_.least[own_row(i)];
+      columns_[i].next =
+          list_of(own_row(i)) + own_column() + int64_t{s_.counts[own_row(i)][own_column()]} * kListColumns;
+    }
+    sync();
+  }
+
+  __device__ __forceinline__ void settle_row(const Item& item, int row, bool sample, bool all, uint32_t* failed) {
+    SelectScratch& w = s_.scratch[group_ * 4 + warp()];
+    const int32_t at = item.first_row + row;
+    const RowFact& f = job_.facts[at];
+    if (!f.scored) {
+      if (all) answer_unscored(job_, at, f);
+      return;
+    }
+    const uint32_t want = min(static_cast<uint32_t>(job_.emission.topk), f.live);
+    const RowList list(list_of(row), s_.counts[row]);
+    float least = s_.least[row];
+    if (sample || (all && is_nan(least - least))) {  // -inf: there was no threshold
+      const Sample first(list);
+      const uint32_t seen = __reduce_add_sync(~0u, min(list.count, static_cast<uint32_t>(Sample::kMost)));
+      const float of = static_cast<float>(sample ? f.live : list.total);
+      least = first.least(w, rank_in_sample(static_cast<float>(want), static_cast<float>(seen), of));
+      if (sample) s_.counts[row][lane()] = static_cast<uint16_t>(first.keep(list, least));
+    }
+    const bool thins = !sample && !all && list.most > thinned_from();
+    LastWinner last{0, false};
+    if (all || (thins && list.total > want))
+      last = select_row({job_, w, list, f, at, want, least, best_of(row), !all || !samples(item), all});
+    if (all && last.number == 0) {
+      if (lane() == 0) atomicOr(failed, 1u << row);
+    } else if (all) {
+      const bool tied = last.tied || s_.dropped[row] == key_of_number(last.number);
+      if (lane() == 0) count(job_.stats, kTiedCuts, tied);
+      if (lane() == 0) count(job_.stats, kRescans, item.exact || is_in(thinned_, row));
+    } else if (thins) {
+      const uint32_t dropped = thin(list, last.number, s_.counts[row]);
+      // Not below the sample's, which hid what is lower: too few that reach it are found out at the end.
+      if (list.total > want) least = fmaxf(least, score_of_key(key_of_number(last.number)));
+      if (lane() == 0) s_.dropped[row] = max(s_.dropped[row], dropped);
+      thinned_ |= 1u << row;
+    }
+    __syncwarp();
+    if (lane() == 0) s_.least[row] = least;
+  }
+
+  __device__ __forceinline__ void answer_unscored_rows(const Item& item) {
+#pragma unroll 1
+    for (int row = group_ * kRows + warp(); row < (group_ + 1) * kRows; row += 4) {
+      if (is_in(item.active, row)) answer_unscored(job_, item.first_row + row, job_.facts[item.first_row + row]);
+    }
+  }
+
+  const PrefillJob& job_;
+  PrefillShared& s_;
+  const int group_;
+  const uint8_t *codes_, *queries_;
+  Column columns_[kOwn];
+  uint32_t nans_ = 0;
+  uint32_t thinned_ = 0;  ///< this warp's rows whose list was full once, a bit each
+  int stage_ = 0;
+  uint32_t phase_ = 0, turn_ = 0;
+};
+
+__device__ inline void init_prefill_barriers(PrefillShared& s) {
+  for (int i = 0; i < kPrefillStages; ++i) init_barrier(&s.key_full[i], 1), init_barrier(&s.key_empty[i], 8);
+  for (int i = 0; i < 2; ++i) init_barrier(&s.item_full[i], 1), init_barrier(&s.item_empty[i], 8 + kLoaderWarps);
+  for (int i = 0; i < kPrefillGroups; ++i)
+    init_barrier(&s.query_full[i], 32 * kLoaderWarps), init_barrier(&s.query_empty[i], 4);
+  fence_tensor_reads();
+}
+
+constexpr size_t kPrefillShared = 1024 + kPrefillStages * kTileKeys * kCodePitch +
+                                  kPrefillGroups * kPrefillColumns * kCodePitch + sizeof(PrefillShared);
+static_assert(kPrefillShared <= 227 * 1024);
+
+template <int kHeads>
+__global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __grid_constant__ PrefillJob job) {
+#ifdef TOPKEY_HAS_WGMMA
+  extern __shared__ uint8_t memory[];
+  uint8_t* codes = align_tile(memory);
+  uint8_t* queries = codes + kPrefillStages * kTileKeys * kCodePitch;
+  PrefillShared& s = *reinterpret_cast<PrefillShared*>(queries + kPrefillGroups * kPrefillColumns * kCodePitch);
+  if (threadIdx.x == 0) init_prefill_barriers(s);
+  for (uint32_t i = threadIdx.x; i < kPrefillGroups * 4 * kMarkWords; i += kPrefillThreads)
+    s.scratch[i / kMarkWords].marks[i % kMarkWords] = 0;
+  __syncthreads();
+  if (threadIdx.x >= kPrefillGroups * 128) {
+    give_registers<40>();
+    const uint32_t thread = threadIdx.x - kPrefillGroups * 128;
+    if (thread < 32) {
+      KeyAsker(job, s, codes, kPrefillGroups * group_rows_of(kHeads)).run();
+    } else {
+      bring_queries<kHeads>(job, s, queries, thread - 32);
+    }
+  } else {
+    take_registers<232>();
+    PrefillScorer<kHeads>(job, s, codes, queries).run();
+  }
+#endif
+}
+
+#define TOPKEY_ENTRY(H) \
+  { reinterpret_cast<const void*>(&prefill_fp8_sm90<H>), static_cast<int>(kPrefillShared) }
+const KernelEntry kEntries[] = {TOPKEY_ENTRY(32), TOPKEY_ENTRY(64), TOPKEY_ENTRY(128)};
+
+constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
+
+int tile_rows_of(int64_t heads) { return kPrefillGroups * group_rows_of(padded_heads(static_cast<int>(heads))); }
+int64_t tiles_of(int64_t rows, int64_t heads) {
+  return (std::min(rows, kGroupRows) + tile_rows_of(heads) - 1) / tile_rows_of(heads);
+}
+
+struct PrefillRoom {
+  RowFact* facts;
+  uint32_t* next;
+  uint2* lists;
+  size_t bytes;
+};
+PrefillRoom room_of(const Shape& shape, void* workspace) {
+  const int64_t rows = std::min(shape.rows, kGroupRows);
+  const size_t facts = (static_cast<size_t>(rows) * sizeof(RowFact) + 255) / 256 * 256;
+  const int64_t blocks = std::min(tiles_of(shape.rows, shape.heads), kMaxBlocks);
+  const int64_t wanted = blocks * tile_rows_of(shape.heads) * kListLength * kListColumns * int64_t{sizeof(uint2)};
+  uint8_t* base = static_cast<uint8_t*>(workspace);
+  return {reinterpret_cast<RowFact*>(base), reinterpret_cast<uint32_t*>(base + facts),
+          reinterpret_cast<uint2*>(base + facts + 256),
+          facts + 256 + static_cast<size_t>(std::min(wanted, kPrefillListBytes))};
+}
+/// Entries of a column where `blocks` share the lists' room.
+int64_t list_length(int64_t blocks, int64_t heads) {
+  const int64_t fits = kPrefillListBytes / (blocks * tile_rows_of(heads) * kListColumns * int64_t{sizeof(uint2)});
+  return std::min<int64_t>(fits, kListLength);
+}
+
+bool shape_suits(const Shape& shape) {
+  return shape.format == KeyFormat::fp8 && shape.heads <= 128 && shape.rows >= kPrefillRows;
+}
+
+}  // namespace
+
+KernelList prefill_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+size_t prefill_bytes(const Shape& shape) { return shape_suits(shape) ? room_of(shape, nullptr).bytes : 0; }
+
+bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, const Rows& rows, const Admit& admit,
+                   const Selection& out, KeyBoxes* boxes) {
+  // Rows of requests told by next_n alone are a decode step's, few of which share keys.
+  const bool share = !keys.paged || rows.request.data != nullptr || rows.q_indptr.data != nullptr;
+  return shape_suits(shape) && share && !keys.table_per_row && shape.topk > 0 && shape.topk <= kPrefillTopk &&
+         shape.candidates < 0 && shape.blocks == 0 && !shape.whole && shape.keys < INT32_MAX - 256 &&
+         out.scores.data == nullptr && out.order != Order::score && admit.mask.data == nullptr &&
+         admit.force_first == 0 && admit.force_last == 0 && alignment_of(keys) == 16 && make_boxes(keys, boxes);
+}
+
+void prefill(const LookParams& look_at, const Query& q, const KeyBoxes& boxes, const Emission& emission,
+             void* workspace, const Launch& launch) {
+  Shape shape{};
+  shape.rows = look_at.rows.count, shape.heads = q.values.shape[1];
+  const PrefillRoom room = room_of(shape, workspace);
+  const int page_size = look_at.keys.page_size;
+  PrefillJob job{};
+  job.boxes = boxes, job.keys = look_at.keys, job.q = q, job.emission = emission;
+  job.facts = room.facts, job.next = room.next, job.lists = room.lists, job.stats = look_at.stats;
+  job.heads = static_cast<int>(shape.heads), job.query_alignment = alignment_of(q);
+  job.page_shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(page_size)) : -1;
+  const int heads = padded_heads(job.heads);
+  const auto kernel = heads == 32 ? prefill_fp8_sm90<32> : heads == 64 ? prefill_fp8_sm90<64> : prefill_fp8_sm90<128>;
+  for (int64_t row = 0; row < shape.rows; row += kGroupRows) {
+    job.first_row = row, job.rows = static_cast<int32_t>(std::min(kGroupRows, shape.rows - row));
+    job.tiles = (job.rows + tile_rows_of(job.heads) - 1) / tile_rows_of(job.heads);
+    const int64_t blocks = std::min({static_cast<int64_t>(launch.sms()), static_cast<int64_t>(job.tiles), kMaxBlocks});
+    job.length = static_cast<uint32_t>(list_length(blocks, job.heads));
+    LookParams params = look_at;
+    params.facts = room.facts, params.taken = room.next;
+    look(params, Group{row, job.rows, 0, 0}, launch);
+    kernel<<<static_cast<unsigned>(blocks), kPrefillThreads, kPrefillShared, launch.stream()>>>(job);
+    TOPKEY_CUDA_LAUNCHED("prefill_fp8_sm90");
+  }
+}
+
+}  // namespace topkey::cuda
