@@ -72,7 +72,7 @@ class PrefillScorer {
     for (int i = 0; i < kOwn; ++i) {
       const int row = own_row(i);
       Column& c = columns_[i];
-      c = Column{list_of(row) + own_column(), __uint_as_float(0xFF800000u), __uint_as_float(0xFF800000u), 0, 0, false};
+      c = Column{list_of(row) + own_column(), __uint_as_float(0xFF800000u), 0, 0, false};
       if (!is_in(item.active, row)) continue;
       const RowFact& f = job_.facts[item.first_row + row];
       c.low = f.low, c.high = f.high, c.active = f.scored != 0 && keeps();
@@ -88,8 +88,13 @@ class PrefillScorer {
     uint32_t unit = 0;
     for (uint32_t step = 0; step < item.units;) {
       const uint32_t end = min(step + kCheckUnits, item.units);
+      // In registers: while products run, a read of shared memory comes late.
+      float4 weights[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        weights[i] = reinterpret_cast<const float4*>(s_.weights[group_])[i * 4 + static_cast<int>(lane() & 3)];
 #pragma unroll 1
-      for (; step < end; ++step, unit = next_unit(item, unit)) score_unit(item, unit);
+      for (; step < end; ++step, unit = next_unit(item, unit)) score_unit(item, unit, weights);
       const bool sample = step == kSampleUnits && samples(item), all = step == item.units;
       if (all && lane() == 0) arrive_at(&s_.query_empty[group_]);
       if (look_at_lists(sample || all)) settle_rows(item, sample, all, failed);
@@ -100,14 +105,14 @@ class PrefillScorer {
   }
 
 #ifdef TOPKEY_HAS_WGMMA
-  __device__ __forceinline__ void score_unit(const Item& item, uint32_t unit) {
+  __device__ __forceinline__ void score_unit(const Item& item, uint32_t unit, const float4 (&weights)[16]) {
     const uint32_t own = static_cast<uint32_t>(warp()) * 16 + lane() / 4;
     wait_at(&s_.key_full[stage_], phase_);
     const float scale[2] = {s_.scale[stage_][own], s_.scale[stage_][own + 8]};
     const bool readable = s_.readable[stage_];
     UnitSums<kHeads> sums;
     sums.score(operand_at(shared_address(codes_ + stage_ * (kTileKeys * kCodePitch))),
-               operand_at(shared_address(queries_)), s_.weights[group_], [&] {
+               operand_at(shared_address(queries_)), weights, [&] {
                  if (lane() == 0) arrive_at(&s_.key_empty[stage_]);
                });
     if (++stage_ == kPrefillStages) stage_ = 0, phase_ ^= 1;
@@ -158,17 +163,9 @@ class PrefillScorer {
     for (int i = 0; i < kOwn; ++i) {
       if (!keeps()) continue;
       s_.counts[own_row(i)][own_column()] = static_cast<uint16_t>(entries_of(i));
-      s_.best[own_row(i)][own_column()] = columns_[i].best;
     }
     sync();
   }
-  __device__ __forceinline__ float best_of(int row) const {
-    float best = s_.best[row][lane()];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, step));
-    return best;
-  }
-
   /// Thresholds from the sample, room in lists that are nearly full, the answers: each warp for its rows.
   __device__ __forceinline__ void settle_rows(const Item& item, bool sample, bool all, uint32_t* failed) {
     tell_counts();
@@ -198,17 +195,18 @@ class PrefillScorer {
     const uint32_t want = min(static_cast<uint32_t>(job_.emission.topk), f.live);
     const RowList list(list_of(row), s_.counts[row]);
     float least = s_.least[row];
-    if (sample || (all && is_nan(least - least))) {  // -inf: there was no threshold
+    float from = least, to = s_.high[row];  // about where the winners are
+    const bool thins = !sample && !all && list.most > thinned_from();
+    if (sample || ((all || thins) && is_nan(least - least))) {  // -inf: there was no threshold
       const Sample first(list);
       const uint32_t seen = __reduce_add_sync(~0u, min(list.count, static_cast<uint32_t>(Sample::kMost)));
       const float of = static_cast<float>(sample ? f.live : list.total);
-      least = first.least(w, rank_in_sample(static_cast<float>(want), static_cast<float>(seen), of));
-      if (sample) s_.counts[row][lane()] = static_cast<uint16_t>(first.keep(list, least));
+      from = first.least(w, rank_in_sample(static_cast<float>(want), static_cast<float>(seen), of), &to);
+      if (sample) least = from, s_.counts[row][lane()] = static_cast<uint16_t>(first.keep(list, least));
     }
-    const bool thins = !sample && !all && list.most > thinned_from();
     LastWinner last{0, false};
     if (all || (thins && list.total > want))
-      last = select_row({job_, w, list, f, at, want, least, best_of(row), !all || !samples(item), all});
+      last = select_row({job_, w, list, f, at, want, from, to, !all || !samples(item), all});
     if (all && last.number == 0) {
       if (lane() == 0) atomicOr(failed, 1u << row);
     } else if (all) {
@@ -223,7 +221,7 @@ class PrefillScorer {
       thinned_ |= 1u << row;
     }
     __syncwarp();
-    if (lane() == 0) s_.least[row] = least;
+    if (lane() == 0) s_.least[row] = least, s_.high[row] = to;
   }
 
   __device__ __forceinline__ void answer_unscored_rows(const Item& item) {
@@ -268,7 +266,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
     s.scratch[i / kMarkWords].marks[i % kMarkWords] = 0;
   __syncthreads();
   if (threadIdx.x >= kPrefillGroups * 128) {
-    give_registers<40>();
+    give_registers<32>();
     const uint32_t thread = threadIdx.x - kPrefillGroups * 128;
     if (thread < 32) {
       KeyAsker(job, s, codes, kPrefillGroups * group_rows_of(kHeads)).run();
@@ -276,7 +274,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
       bring_queries<kHeads>(job, s, queries, thread - 32);
     }
   } else {
-    take_registers<232>();
+    take_registers<240>();
     PrefillScorer<kHeads>(job, s, codes, queries).run();
   }
 #endif

@@ -92,9 +92,9 @@ struct ListTask {
   const RowFact& f;
   int32_t row;
   uint32_t want;
-  float least, best;
-  bool complete;  ///< every key is in the list, or was dropped for better ones
-  bool answers;   ///< else the last winner is looked for, to thin the list
+  float least, best;  ///< bounds of bins: at least `want` entries should reach the first, few exceed the second
+  bool complete;      ///< every key is in the list, or was dropped for better ones
+  bool answers;       ///< else the last winner is looked for, to thin the list
 };
 
 /// The row's last winner; number 0 if the sample's threshold was too high. Writes the answer, if it is wanted, before any

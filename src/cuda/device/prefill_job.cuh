@@ -76,9 +76,9 @@ struct PrefillShared {
   bool readable[kPrefillStages];
   Item items[2];
   float least[kMaxPrefillRows];       ///< scores below cannot win
+  float high[kMaxPrefillRows];        ///< about the best score
   uint32_t dropped[kMaxPrefillRows];  ///< best key that thinning dropped
   uint16_t counts[kMaxPrefillRows][kListColumns];
-  float best[kMaxPrefillRows][kListColumns];
   alignas(16) float weights[kPrefillGroups][kPrefillColumns];  ///< halved; see weight_at
   SelectScratch scratch[kPrefillGroups * 4];
 };

@@ -46,8 +46,8 @@ struct RowList {
   }
 };
 
-/// Bins of equal width from `least` to `best`, both finite: what is less is in none (0 to 2; or, by rounding, in the
-/// first), what is more in the last.
+/// Bins of equal width from `least` to about the best, both finite: what is less is in none (0 to 2; or, by rounding, in
+/// the first), what is more in the last.
 struct LinearBins {
   static constexpr uint32_t kFirst = 3;
   float least, scale;
@@ -131,8 +131,8 @@ struct Sample {
       if (static_cast<uint32_t>(i) < list.count) x[i] = __uint_as_float(__ldcg(&list.column[i * kListColumns].x));
     }
   }
-  /// A score that at least `rank` of them reach, and few more; -inf if there are not so many.
-  __device__ __forceinline__ float least(SelectScratch& w, float rank) const {
+  /// A score that at least `rank` of them reach, and few more; -inf if there are not so many. best: of them.
+  __device__ __forceinline__ float least(SelectScratch& w, float rank, float* best) const {
     float low = 3e38f, high = -3e38f;
 #pragma unroll
     for (int i = 0; i < kMost; ++i) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
@@ -141,6 +141,7 @@ struct Sample {
       low = fminf(low, __shfl_xor_sync(~0u, low, step));
       high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
     }
+    *best = high;
     if (!LinearBins::suit(low, high)) return __uint_as_float(0xFF800000u);
     const LinearBins bins(low, high);
     clear_bins(w);

@@ -95,7 +95,7 @@ class KeyAsker {
   /// Waits until the slot of item `number` is free; *item is what was there before, where rows of it failed.
   __device__ __forceinline__ bool failed(uint32_t number, Item* item) {
     if (number < 2) return false;
-    wait_idly(&s_.item_empty[number & 1], (number / 2 - 1) & 1);
+    wait_at(&s_.item_empty[number & 1], (number / 2 - 1) & 1);
     Item& before = s_.items[number & 1];
     if (before.failed == 0) return false;
     *item = before;
@@ -109,7 +109,7 @@ class KeyAsker {
   /// Tells the others of an item and brings its keys. Its slot is free.
   __device__ __forceinline__ void put(const Item& item) {
     const uint32_t slot = number_ & 1;
-    if (number_ >= 2) wait_idly(&s_.item_empty[slot], (number_ / 2 - 1) & 1);
+    if (number_ >= 2) wait_at(&s_.item_empty[slot], (number_ / 2 - 1) & 1);
     if (lane() == 0) {
       s_.items[slot] = item;
       arrive_at(&s_.item_full[slot]);
@@ -144,7 +144,7 @@ class KeyAsker {
   __device__ __forceinline__ void ask(const Place& place) {
     const KeySource& source = job_.keys;
     uint64_t* full = &s_.key_full[stage_];
-    wait_idly(&s_.key_empty[stage_], turn_ ^ 1);
+    wait_at(&s_.key_empty[stage_], turn_ ^ 1);
     s_.readable[stage_] = place.page >= 0;
     if (place.page < 0) return arrive_at(full);
     const bool whole = source.paged || place.key + kTileKeys <= source.count;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void bring_queries(const PrefillJob& job, PrefillShar
   uint32_t brought = 0;
   for (uint32_t number = 0;; ++number) {
     const uint32_t slot = number & 1;
-    wait_idly(&s.item_full[slot], number / 2 & 1);
+    wait_at(&s.item_full[slot], number / 2 & 1);
     const int32_t first = s.items[slot].first_row;
     const uint32_t units = s.items[slot].units;
     __syncwarp();
@@ -187,7 +187,7 @@ __device__ __forceinline__ void bring_queries(const PrefillJob& job, PrefillShar
     if (first < 0) return;
     if (units == 0) continue;
     for (int group = 0; group < kPrefillGroups; ++group) {
-      wait_idly(&s.query_empty[group], (brought & 1) ^ 1);
+      wait_at(&s.query_empty[group], (brought & 1) ^ 1);
       uint8_t* to = queries + group * kPrefillColumns * kCodePitch;
       const int32_t own = first + group * static_cast<int32_t>(kRows);
       for (uint32_t i = thread; i < kPrefillColumns * kChunks; i += kThreads) {

@@ -11,15 +11,15 @@ namespace topkey::cuda {
 /// Of a thread, one of its rows: where its next entry goes, and what may go there.
 struct Column {
   uint2* next;
-  float least, best;
+  float least;
   int32_t low, high;  ///< the row's window
   bool active;
 };
 
 /// Adds 128 columns of a thread's two keys (g and g + 8 of its warp's 16): chain i holds the heads of group i.
 template <int kChains>
-__device__ __forceinline__ void add_columns(const float (&dots)[64], const float4 (&weights)[8],
-                                            float (&first)[kChains], float (&second)[kChains]) {
+__device__ __forceinline__ void add_columns(const float (&dots)[64], const float4* weights, float (&first)[kChains],
+                                            float (&second)[kChains]) {
 #pragma unroll
   for (int jj = 0; jj < 8; ++jj) {
     const float4 w = weights[jj];
@@ -39,17 +39,15 @@ __device__ __forceinline__ float join_chains(const float (&s)[2]) {
   return own + __shfl_xor_sync(~0u, own, 1);
 }
 
-/// A key's score to the list, if it may win; inside: all of the unit's keys are in the row's window.
+/// A key's score to the list, if it may win; inside: all of the unit's keys are in the row's window. Without a branch.
 template <bool kInside>
 __device__ __forceinline__ void offer(Column& column, float score, int32_t position, uint32_t& nans) {
-  bool takes = column.active && !(score < column.least);
-  if (!kInside) takes = takes && position >= column.low && position < column.high;
-  if (takes) {
-    __stcg(column.next, uint2{__float_as_uint(score), static_cast<uint32_t>(position)});
-    column.next += kListColumns;
-    column.best = fmaxf(column.best, score);
-    nans += is_nan(score);
-  }
+  bool live = column.active;
+  if (!kInside) live = live && position >= column.low && position < column.high;
+  const bool takes = live && !(score < column.least);
+  store_if(takes, column.next, __float_as_uint(score), static_cast<uint32_t>(position));
+  column.next += takes ? kListColumns : 0;
+  nans += takes && score != score;
 }
 
 #ifdef TOPKEY_HAS_WGMMA
@@ -60,20 +58,17 @@ struct UnitSums {
   static constexpr int kChains = kHeads == 128 ? 2 : 4;
   float sums[2][kOwn];
 
-  /// done(): the keys' codes are read.
+  /// weights: of this thread's columns, halved. done(): the keys' codes are read.
   template <class Done>
-  __device__ __forceinline__ void score(uint64_t keys, uint64_t queries, const float* weights, const Done& done) {
+  __device__ __forceinline__ void score(uint64_t keys, uint64_t queries, const float4 (&weights)[16],
+                                        const Done& done) {
     constexpr uint32_t kHalf = kPrefillColumns / 2 * kCodePitch >> 4;
     float halves[2][64];
     issue_dots<128, 128>(halves[0], keys, queries);
     issue_dots<128, 128>(halves[1], keys, operand_after(queries, kHalf));
-    const float4* own = reinterpret_cast<const float4*>(weights) + (threadIdx.x & 3);
     float first[kChains], second[kChains];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4 w[8];  // read while the product runs
-#pragma unroll
-      for (int jj = 0; jj < 8; ++jj) w[jj] = own[half * 32 + jj * 4];
       if (half == 0) {
         wgmma_wait<1>();
       } else {
@@ -84,7 +79,7 @@ struct UnitSums {
 #pragma unroll
         for (int i = 0; i < kChains; ++i) first[i] = second[i] = 0.0f;
       }
-      add_columns(halves[half], w, first, second);
+      add_columns(halves[half], weights + half * 8, first, second);
       if (half == 1 || kOwn == 2)
         sums[0][kOwn == 2 ? half : 0] = join_chains(first), sums[1][kOwn == 2 ? half : 0] = join_chains(second);
     }

@@ -46,25 +46,15 @@ __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-/// Until the phase of this parity has ended.
+/// Until the phase of this parity has ended. The hint lets the thread sleep: one that looks every few cycles takes issue
+/// slots and reads of shared memory from those that work.
 __device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
+  constexpr uint32_t kNanoseconds = 10000000;
   asm volatile(
-      "{ .reg .pred p; wait_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done_%=; bra wait_%=; "
+      "{ .reg .pred p; wait_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2; @p bra done_%=; bra wait_%=; "
       "done_%=: }" ::"r"(shared_address(barrier)),
-      "r"(parity)
+      "r"(parity), "r"(kNanoseconds)
       : "memory");
-}
-/// The same without haste: a thread that looks every few cycles takes issue slots and ports from those that work.
-__device__ __forceinline__ void wait_idly(uint64_t* barrier, uint32_t parity) {
-  uint32_t done = 0;
-  for (;;) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-    if (done != 0) return;
-    __nanosleep(100);
-  }
 }
 /// A box of a tensor map to shared memory; coordinates from the innermost on.
 __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int32_t x, int32_t y, int32_t z,
@@ -79,6 +69,13 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int32_t x
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+/// 8 bytes to global memory, if `present`: without a branch.
+__device__ __forceinline__ void store_if(bool present, void* to, uint32_t first, uint32_t second) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cg.v2.b32 [%1], {%2, %3}; }" ::"r"(present ? 1 : 0),
+               "l"(to), "r"(first), "r"(second)
                : "memory");
 }
 
