@@ -34,6 +34,7 @@ KernelList score_sm90_kernels();
 KernelList decode_kernels();
 KernelList pick_kernels();
 KernelList pick_quick_kernels();
+KernelList pick_sm90_kernels();
 KernelList merge_kernels();
 KernelList logits_kernels();
 KernelList rows_kernels();
@@ -41,10 +42,10 @@ KernelList quantize_kernels();
 KernelList cache_kernels();
 KernelList pool_kernels();
 
-inline std::array<KernelList, 13> kernel_lists() {
-  return {look_kernels(),       score_kernels(),  score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
-          pick_quick_kernels(), decode_kernels(), merge_kernels(),     logits_kernels(),     rows_kernels(),
-          quantize_kernels(),   cache_kernels(),  pool_kernels()};
+inline std::array<KernelList, 14> kernel_lists() {
+  return {look_kernels(),       score_kernels(),     score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
+          pick_quick_kernels(), pick_sm90_kernels(), decode_kernels(),    merge_kernels(),      logits_kernels(),
+          rows_kernels(),       quantize_kernels(),  cache_kernels(),     pool_kernels()};
 }
 
 }  // namespace topkey::cuda
