@@ -36,8 +36,7 @@ struct PickRow {
   s.low = static_cast<uint32_t>(f.low), s.n = f.n, s.topk = f.topk;
 }
 [[maybe_unused]] __device__ __forceinline__ PickRow look_at(const PickJob& job, PickShared& s, int64_t row) {
-  if (job.whole)
-    return {row, 0, row, 0, static_cast<uint32_t>(job.look.width), static_cast<uint32_t>(job.look.topk)};
+  if (job.whole) return {row, 0, row, 0, static_cast<uint32_t>(job.look.width), static_cast<uint32_t>(job.look.topk)};
   if (threadIdx.x == 0) look_at_window(job, s, row);
   __syncthreads();
   return {row, s.start, s.request, static_cast<int32_t>(s.low), s.n, s.topk};
@@ -55,7 +54,8 @@ struct PickRow {
   const float* scores = element<float>(job.scores, row.row, row.low);
   uint32_t nans = 0;
   const uint32_t threads = kPickThreads * peers.count;
-  for (uint32_t i = peers.rank * kPickThreads + threadIdx.x; scored && i < row.n; i += threads) nans += is_nan(scores[i]);
+  for (uint32_t i = peers.rank * kPickThreads + threadIdx.x; scored && i < row.n; i += threads)
+    nans += is_nan(scores[i]);
   count(job.look.stats, kNanScores, nans);
 }
 

@@ -143,8 +143,9 @@ struct Before {
   uint32_t above, inside;
 };
 /// Tells the peers what is above and inside of this block. Two barriers inside, the second of the cluster.
-__device__ __forceinline__ Before tell_peers(PickShared& s, const Slice& slice, const uint4* vectors, const Peers& peers,
-                                             const PickCut& cut, const Marks& marks, uint32_t of_peer) {
+__device__ __forceinline__ Before tell_peers(PickShared& s, const Slice& slice, const uint4* vectors,
+                                             const Peers& peers, const PickCut& cut, const Marks& marks,
+                                             uint32_t of_peer) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t own = __popc(marks.above) | static_cast<uint32_t>(__popc(marks.inside)) << 16;
   const uint32_t sum = sum_lanes_up(own);
@@ -162,8 +163,7 @@ __device__ __forceinline__ Before tell_peers(PickShared& s, const Slice& slice, 
     const uint32_t bit = __ffs(static_cast<int>(rest)) - 1, word = slice.first_word() + bit;
     const uint64_t key = KeyBins::key(slice, slice.raw(vectors, bit), word);
     const uint64_t entry = key << 32 | ~static_cast<uint32_t>(slice.origin + static_cast<int32_t>(word));
-    for (uint32_t peer = 0; peer < peers.count; ++peer)
-      store_peer(peer_address(s.candidates + number, peer), entry);
+    for (uint32_t peer = 0; peer < peers.count; ++peer) store_peer(peer_address(s.candidates + number, peer), entry);
   }
   peers.meet();
   at.above += sum_of(s.above, peers.rank);

@@ -28,19 +28,19 @@ struct PickShared {
   uint32_t above[kMaxCluster];  ///< keys above the cut's bin, of each block
   uint32_t wins[kPickCandidates / 32];
   PickFound found;
-  uint32_t inside_before;     ///< keys in the cut's bin, of the blocks before this one
-  uint32_t last_key, lost_key;  ///< of the worst winner and of the best loser in the cut's bin
+  uint32_t inside_before;           ///< keys in the cut's bin, of the blocks before this one
+  uint32_t last_key, lost_key;      ///< of the worst winner and of the best loser in the cut's bin
   int64_t start, request, skipped;  ///< of the row
   uint32_t low, n, topk;
 };
 
 /// Vectors of 4 scores, from 16-byte aligned addresses: all of a row, and which of them are this block's.
 struct Slice {
-  const float* from;     ///< vector 0 of the row; before `lead` and from `last` on nothing may be read
-  uint32_t lead, last;   ///< words of the row's window
+  const float* from;      ///< vector 0 of the row; before `lead` and from `last` on nothing may be read
+  uint32_t lead, last;    ///< words of the row's window
   uint32_t first, count;  ///< vectors of this block
-  int shift;             ///< a thread has 1 << shift of them
-  int32_t origin;        ///< position of word 0
+  int shift;              ///< a thread has 1 << shift of them
+  int32_t origin;         ///< position of word 0
 
   __device__ Slice(const float* window, int32_t low, uint32_t n, uint32_t rank, int log_blocks) {
     lead = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(window) / 4 % 4), last = lead + n;
@@ -108,9 +108,7 @@ __device__ __forceinline__ void each_vector(const Slice& s, const uint4* vectors
 /// no better score is in a lower bin.
 struct LinearBins {
   float scale, offset;
-  __device__ __forceinline__ float place(uint32_t raw) const {
-    return __fmaf_rn(__uint_as_float(raw), scale, offset);
-  }
+  __device__ __forceinline__ float place(uint32_t raw) const { return __fmaf_rn(__uint_as_float(raw), scale, offset); }
 };
 /// Bounds about where the k-th best would be, were the row normal, from a sample that all blocks of the cluster read
 /// alike; the last bin is open. Ends with a barrier of the block.
