@@ -21,34 +21,39 @@ struct PickJob {
   Tensor scores;   ///< f32 [R, N], unit stride
   int log_blocks;  ///< 1 << so many a row
   bool whole;      ///< every row sees all columns, and its request is its number
+  bool plain;      ///< the answer is positions alone
 };
 
+/// More of it is in PickShared.
 struct PickRow {
-  int64_t row, start, request;
-  int32_t low;
+  int32_t row, low;
   uint32_t n, topk;  ///< n: live keys
 };
 
-[[maybe_unused]] __device__ __noinline__ void look_at_window(const PickJob& job, PickShared& s, int64_t row) {
+[[maybe_unused]] __device__ __noinline__ void look_at_window(const PickJob& job, PickShared& s, int32_t row) {
   int64_t skipped = 0;
   const RowFact f = window_fact(job.look, row, &skipped);
   s.start = f.start, s.request = f.request, s.skipped = skipped;
-  s.low = static_cast<uint32_t>(f.low), s.n = f.n, s.topk = f.topk;
+  s.low = f.low, s.n = f.n, s.topk = f.topk;
 }
-[[maybe_unused]] __device__ __forceinline__ PickRow look_at(const PickJob& job, PickShared& s, int64_t row) {
-  if (job.whole) return {row, 0, row, 0, static_cast<uint32_t>(job.look.width), static_cast<uint32_t>(job.look.topk)};
+/// What thread 0 leaves in s is visible behind the next barrier.
+[[maybe_unused]] __device__ __forceinline__ PickRow look_at(const PickJob& job, PickShared& s, int32_t row) {
+  if (job.whole) {
+    if (threadIdx.x == 0) s.start = 0, s.request = row, s.skipped = 0;
+    return {row, 0, static_cast<uint32_t>(job.look.width), static_cast<uint32_t>(job.look.topk)};
+  }
   if (threadIdx.x == 0) look_at_window(job, s, row);
   __syncthreads();
-  return {row, s.start, s.request, static_cast<int32_t>(s.low), s.n, s.topk};
+  return {row, s.low, s.n, s.topk};
 }
 
-/// All blocks of the row count its NaNs, one the rest.
+/// All blocks of the row count its NaNs, thread 0 of one the rest.
 [[maybe_unused]] __device__ __noinline__ void count_facts(const PickJob& job, const PickShared& s, Peers peers,
                                                           PickRow row) {
   const bool scored = row.n > 0 && (row.n > row.topk || job.look.needs_scores);
   if (threadIdx.x == 0 && peers.rank == 0) {
     count(job.look.stats, kRows, 1);
-    if (!job.whole) count(job.look.stats, kSkippedPages, static_cast<uint64_t>(s.skipped));
+    count(job.look.stats, kSkippedPages, static_cast<uint64_t>(s.skipped));
     if (scored) count(job.look.stats, kScoredKeys, row.n);
   }
   const float* scores = element<float>(job.scores, row.row, row.low);
@@ -59,140 +64,98 @@ struct PickRow {
   count(job.look.stats, kNanScores, nans);
 }
 
-/// Answers of one row. What most callers want, positions and nothing else, takes few instructions.
-struct PickWriter {
-  const PickJob& job;
-  PickRow row;
-  int32_t* plain;  ///< null: the answer has more than positions
-
-  __device__ PickWriter(const PickJob& j, const PickRow& r) : job(j), row(r) {
-    const Selection& out = j.emission.out;
-    const bool few = out.slots.data == nullptr && out.scores.data == nullptr && out.indices.data != nullptr &&
-                     out.index_base.data == nullptr && out.indices.stride[1] == 1;
-    plain = few ? element<int32_t>(out.indices, r.row, 0) : nullptr;
-  }
-  /// raw() is the score.
-  template <class Raw>
-  __device__ __forceinline__ void put(uint32_t j, int32_t position, const Raw& raw) const {
-    if (plain != nullptr) {
-      plain[j] = position - static_cast<int32_t>(row.start);
-    } else {
-      put_all(job, row, j, position, raw());
-    }
-  }
-  __device__ __noinline__ static void put_all(const PickJob& job, PickRow row, uint32_t j, int32_t position,
-                                              float score) {
-    RowWriter(job.emission, row.row, row.request, row.start).put(j, position, canonical(score));
-  }
-  /// By one block; nothing is read of what others wrote.
-  __device__ __noinline__ static void close(const PickJob& job, PickRow row, uint32_t used) {
-    if (used < static_cast<uint32_t>(job.emission.topk) || job.emission.out.counts.data != nullptr)
-      RowWriter(job.emission, row.row, row.request, row.start).fill(used);
-  }
-};
+/// One row's answers, behind a barrier.
+[[maybe_unused]] __device__ __forceinline__ RowWriter writer_of(const PickJob& job, const PickShared& s, int32_t row) {
+  return RowWriter(job.emission, row, s.request, s.start);
+}
+/// By one block; nothing is read of what others wrote.
+[[maybe_unused]] __device__ __noinline__ void close_row(const PickJob& job, const PickShared& s, int32_t row,
+                                                        uint32_t used) {
+  writer_of(job, s, row).fill(used);
+}
 
 /// All live keys win, or none is wanted.
-[[maybe_unused]] __device__ __noinline__ void answer_short(const PickJob& job, Peers peers, PickRow row) {
+[[maybe_unused]] __device__ __noinline__ void answer_short(const PickJob& job, const PickShared& s, Peers peers,
+                                                           PickRow row) {
+  __syncthreads();
   const uint32_t used = min(row.n, row.topk), threads = kPickThreads * peers.count;
-  const PickWriter writer(job, row);
-  for (uint32_t i = peers.rank * kPickThreads + threadIdx.x; i < used; i += threads) {
-    const float* score = element<float>(job.scores, row.row, row.low);
-    writer.put(i, row.low + static_cast<int32_t>(i), [&] { return job.look.needs_scores ? score[i] : 0.0f; });
-  }
-  if (peers.rank == 0) PickWriter::close(job, row, used);
+  const RowWriter writer = writer_of(job, s, row.row);
+  const float* score = element<float>(job.scores, row.row, row.low);
+  for (uint32_t i = peers.rank * kPickThreads + threadIdx.x; i < used; i += threads)
+    writer.put(i, int64_t{row.low} + i, job.look.needs_scores ? canonical(score[i]) : 0.0f);
+  if (peers.rank == 0) close_row(job, s, row.row, used);
 }
 
-[[maybe_unused]] __device__ __forceinline__ uint32_t of_peer(const uint32_t* word, const Peers& peers) {
-  return threadIdx.x < peers.count ? load_peer(peer_address(word, threadIdx.x)) : 0;
-}
-
-/// Cut and what of it is this thread's; `turn` becomes that of the bins which tell it.
-[[maybe_unused]] __device__ __forceinline__ PickCut find_cut_of_row(const PickRow& row, PickShared& s,
-                                                                    const Slice& slice, const uint4* vectors,
-                                                                    const LinearBins& bins, const Peers& peers,
-                                                                    int* turn, Marks* marks, uint32_t* told) {
-  const PickFound found = find_bin(s, s.bins[*turn], peers, row.topk);
-  PickCut cut{found.inside, row.topk - found.above, found.bin};
-  if (found.inside != 0 && cut.settled()) {
-    *told = of_peer(s.bins[*turn] + cut.bin, peers);
-    const float low = static_cast<float>(cut.bin);
-    // No score is over the last bin.
-    const float high = cut.bin == kPickBins - 1 ? __uint_as_float(kCanonicalNan) : low + 1.0f;
-    *marks = mark_scores(slice, vectors, [&](uint32_t raw, uint32_t) {
-      const float at = bins.place(raw);
-      return at >= high ? 1u : at >= low ? 2u : 0u;
-    });
-    return cut;
-  }
-  const KeyCut by_key = narrow_by_key(s, slice, vectors, peers, row.topk, *turn);
-  const KeyBins interval = by_key.interval;
-  cut = by_key.cut, *turn = by_key.turn;
-  *told = of_peer(s.bins[*turn] + cut.bin, peers);
-  *marks = mark_scores(slice, vectors, [&](uint32_t raw, uint32_t word) {
-    const uint32_t key = KeyBins::key(slice, raw, word);
-    return key > interval.high ? 1u : key >= interval.low ? 2u : 0u;
-  });
-  return cut;
-}
-
-/// This thread's winners, ascending.
-[[maybe_unused]] __device__ __forceinline__ void write_winners(const PickJob& job, const PickRow& row,
-                                                               const PickShared& s, const Slice& slice,
-                                                               const uint4* vectors, const PickCut& cut, Marks marks,
-                                                               Before before) {
-  uint32_t rest = marks.above | marks.inside;
-  if (rest == 0) return;
-  uint32_t rank = before.above + winners_inside(s, cut, before.inside), number = before.inside;
-  const int32_t first = slice.origin + static_cast<int32_t>(slice.first_word());
-  const PickWriter writer(job, row);
-  for (; rest != 0; rest &= rest - 1) {
+/// put(rank, bit) for this thread's winners, ascending.
+template <class Put>
+__device__ __forceinline__ void each_winner(const PickShared& s, const OwnCut& own, const Before& before,
+                                            const Put& put) {
+  uint32_t rank = before.above + winners_inside(s, own.cut, before.inside), number = before.inside;
+  for (uint32_t rest = own.marks.above | own.marks.inside; rest != 0; rest &= rest - 1) {
     const uint32_t bit = __ffs(static_cast<int>(rest)) - 1;
-    const bool inside = (marks.inside >> bit & 1u) != 0;
-    const bool wins = !inside || wins_inside(s, cut, number);
+    const bool inside = (own.marks.inside >> bit & 1u) != 0;
+    if (!inside || wins_inside(s, own.cut, number)) put(rank++, bit);
     number += inside;
-    if (!wins) continue;
-    writer.put(rank++, first + static_cast<int32_t>(bit), [&] { return __uint_as_float(slice.raw(vectors, bit)); });
   }
+}
+[[maybe_unused]] __device__ __noinline__ void write_all(const PickJob& job, int32_t row, PickPart p, OwnCut own,
+                                                        Before before) {
+  const RowWriter writer = writer_of(job, p.s, row);
+  const int64_t first = int64_t{p.slice.origin} + p.slice.first_word();
+  each_winner(p.s, own, before, [&](uint32_t rank, uint32_t bit) {
+    writer.put(rank, first + bit, canonical(__uint_as_float(p.slice.raw(p.vectors, bit))));
+  });
+}
+/// Positions and nothing else, what most callers want, take few instructions.
+[[maybe_unused]] __device__ __forceinline__ void write_winners(const PickJob& job, int32_t row, const PickPart& p,
+                                                               const OwnCut& own, const Before& before) {
+  if (!job.plain) return write_all(job, row, p, own, before);
+  if ((own.marks.above | own.marks.inside) == 0) return;
+  int32_t* indices = element<int32_t>(job.emission.out.indices, row, 0);
+  const int32_t first = p.slice.origin + static_cast<int32_t>(p.slice.first_word()) - static_cast<int32_t>(p.s.start);
+  each_winner(p.s, own, before,
+              [&](uint32_t rank, uint32_t bit) { indices[rank] = first + static_cast<int32_t>(bit); });
 }
 
 [[maybe_unused]] __device__ __forceinline__ void pick_row(const PickJob& job, PickShared& s, uint4* vectors,
-                                                          const Peers& peers, const PickRow& row, int* turn) {
+                                                          const Peers& peers, const PickRow& row) {
   const float* scores = element<float>(job.scores, row.row, row.low);
-  const Slice slice(scores, row.low, row.n, peers.rank, job.log_blocks);
-  load_slice(slice, vectors);
-  s.bins[*turn][threadIdx.x] = 0;
+  const PickPart p{s, vectors, peers, Slice(scores, row.low, row.n, peers.rank, job.log_blocks)};
+  load_slice(p.slice, vectors);
+  s.bins[0][threadIdx.x] = 0;
   const LinearBins bins = guess_bins(s, scores, row.n, row.topk);
   wait_slice();
-  count_linear(slice, vectors, bins, s.bins[*turn]);
+  count_linear(p.slice, vectors, bins, s.bins[0]);
   peers.meet();
-  Marks marks;
-  uint32_t told = 0;
-  const PickCut cut = find_cut_of_row(row, s, slice, vectors, bins, peers, turn, &marks, &told);
-  const Before before = tell_peers(s, slice, vectors, peers, cut, marks, told);
-  if (cut.ranks()) rank_candidates(s, cut);
-  write_winners(job, row, s, slice, vectors, cut, marks, before);
+  const OwnCut own = find_cut(p, bins, row.topk);
+  const Before before = tell_peers(p, own);
+  if (own.cut.ranks()) rank_candidates(s, own.cut);
+  write_winners(job, row.row, p, own, before);
   if (peers.rank != 0) return;
-  PickWriter::close(job, row, row.topk);
-  const bool tied = cut.ranks() ? s.last_key == s.lost_key : cut.need < cut.inside;
-  if (threadIdx.x == 0) count(job.look.stats, kTiedCuts, tied);
+  if (row.topk < static_cast<uint32_t>(job.emission.topk) || job.emission.out.counts.data != nullptr)
+    close_row(job, s, row.row, row.topk);
+  if (job.look.stats == nullptr || threadIdx.x != 0) return;
+  count(job.look.stats, kTiedCuts, own.cut.ranks() ? s.last_key == s.lost_key : own.cut.need < own.cut.inside);
 }
 
-__global__ __launch_bounds__(kPickThreads, 3) void pick_by_cluster(const __grid_constant__ PickJob job) {
+/// kResident: blocks that an SM's registers hold; three where there are many, lest the memory wait for the barriers.
+template <int kResident>
+__global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const __grid_constant__ PickJob job) {
 #ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint4 memory[];
   PickShared& s = *reinterpret_cast<PickShared*>(memory);
   uint4* vectors = memory + sizeof(PickShared) / sizeof(uint4);
   const Peers peers{1u << job.log_blocks, cluster_rank()};
-  int turn = 0;
-  for (int64_t r = blockIdx.x >> job.log_blocks; r < job.look.rows.count; r += gridDim.x >> job.log_blocks) {
+  const int32_t rows = static_cast<int32_t>(job.look.rows.count);
+  for (int32_t r = static_cast<int32_t>(blockIdx.x >> job.log_blocks); r < rows;
+       r += static_cast<int32_t>(gridDim.x >> job.log_blocks)) {
     const PickRow row = look_at(job, s, r);
     if (job.look.stats != nullptr) count_facts(job, s, peers, row);
     if (row.n <= row.topk || row.topk == 0) {
-      answer_short(job, peers, row);
+      answer_short(job, s, peers, row);
     } else {
-      pick_row(job, s, vectors, peers, row, &turn);
+      pick_row(job, s, vectors, peers, row);
     }
-    turn ^= 1;
     __syncthreads();
   }
 #endif
@@ -200,7 +163,9 @@ __global__ __launch_bounds__(kPickThreads, 3) void pick_by_cluster(const __grid_
 static_assert(sizeof(PickShared) % sizeof(uint4) == 0);
 
 constexpr int kMostShared = 227 * 1024;
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_by_cluster), kMostShared, true}};
+constexpr int64_t kMostRows = 1 << 24;
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_by_cluster<2>), kMostShared, true},
+                                {reinterpret_cast<const void*>(&pick_by_cluster<3>), kMostShared, true}};
 
 int64_t vectors_of_block(int64_t vectors, int log_blocks) { return ((vectors - 1) >> log_blocks) + 1; }
 
@@ -229,9 +194,14 @@ bool sees_all(const LookParams& look) {
          look.row_topk.data == nullptr;
 }
 
+bool positions_alone(const Selection& out) {
+  return out.slots.data == nullptr && out.scores.data == nullptr && out.indices.data != nullptr &&
+         out.index_base.data == nullptr && out.indices.stride[1] == 1;
+}
+
 }  // namespace
 
-KernelList pick_sm90_kernels() { return {kEntries, 1}; }
+KernelList pick_sm90_kernels() { return {kEntries, 2}; }
 
 bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emission& emission, const Launch& launch) {
   const Selection& out = emission.out;
@@ -241,11 +211,14 @@ bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emissi
                       admit.force_last == 0 && out.blocks.data == nullptr && out.order != Order::score &&
                       out.fill != Fill::repeat;
   const int64_t keys = look.rows.max_len > 0 ? std::min(look.width, look.rows.max_len) : look.width;
-  if (!simple || !launch.hopper() || keys > kMaxCluster * kPickThreads * kPickVectors * 4) return false;
+  if (!simple || !launch.hopper() || look.rows.count > kMostRows ||
+      keys > kMaxCluster * kPickThreads * kPickVectors * 4)
+    return false;
   const bool aligned = look.rows.start.data == nullptr && reinterpret_cast<uintptr_t>(scores.data) % 16 == 0 &&
                        (scores.stride[0] % 4 == 0 || scores.shape[0] <= 1);
   const int64_t vectors = std::max<int64_t>((keys + (aligned ? 3 : 6)) / 4, 1);
-  PickJob job{look, emission, scores, choose_blocks(look.rows.count, vectors, launch), sees_all(look)};
+  PickJob job{
+      look, emission, scores, choose_blocks(look.rows.count, vectors, launch), sees_all(look), positions_alone(out)};
   if (job.log_blocks < 0) return false;
   const int64_t blocks = int64_t{1} << job.log_blocks;
   cudaLaunchAttribute attribute{};
@@ -258,9 +231,10 @@ bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emissi
   config.attrs = &attribute, config.numAttrs = 1;
   int clusters = 1;
   // Not every Hopper GPU, or part of one, has so many SMs side by side.
-  if (blocks > kUsualCluster) TOPKEY_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, pick_by_cluster, &config));
+  const auto kernel = grid > 2 * int64_t{launch.sms()} ? pick_by_cluster<3> : pick_by_cluster<2>;
+  if (blocks > kUsualCluster) TOPKEY_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
   if (clusters == 0) return false;
-  TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, pick_by_cluster, job));
+  TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, job));
   return true;
 }
 

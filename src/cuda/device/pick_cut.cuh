@@ -13,13 +13,17 @@ struct Peers {
   uint32_t count, rank;
   /// All threads of all of them: behind it each sees what any has written.
   __device__ __forceinline__ void meet() const {
-    if (count == 1) {
-      __syncthreads();
-    } else {
-      __syncwarp();
-      cluster_barrier();
-    }
+    __syncwarp();
+    cluster_barrier();
   }
+};
+
+/// This block's part of a row.
+struct PickPart {
+  PickShared& s;
+  uint4* vectors;
+  Peers peers;
+  Slice slice;
 };
 
 /// Inclusive sum over the lanes of a warp.
@@ -77,34 +81,57 @@ struct PickCut {
   __device__ bool settled() const { return inside <= kPickCandidates || need == inside; }
 };
 
-/// A cut by digits of the order: the keys inside are those of the interval.
-struct KeyCut {
+/// A cut, and what of it is this thread's: of the first warp's, how many keys a peer has inside.
+struct OwnCut {
   PickCut cut;
-  KeyBins interval;
-  int turn;  ///< of the bins that tell it
+  Marks marks;
+  uint32_t of_peer;
 };
-/// From all keys of the row on.
-static __device__ __noinline__ KeyCut narrow_by_key(PickShared& s, Slice slice, const uint4* vectors, Peers peers,
-                                                    uint32_t k, int turn) {
+__device__ __forceinline__ uint32_t ask_peer(const uint32_t* bin, const Peers& peers) {
+  return threadIdx.x < peers.count ? load_peer(peer_address(bin, threadIdx.x)) : 0;
+}
+
+/// By digits of the order, from all keys of the row on, behind a round with the first bins.
+static __device__ __noinline__ OwnCut cut_by_key(PickPart p, uint32_t k) {
   constexpr uint32_t kInfinityKey = 0xFF800000u;
   KeyBins in{kNanKey, kInfinityKey, 23};
-  PickCut cut{0, k, 0};
   static_assert((kInfinityKey - kNanKey) >> 23 < kPickBins);
-  while (true) {
-    turn ^= 1;
-    uint32_t* bins = s.bins[turn];
+  PickCut cut{0, k, 0};
+  uint32_t* bins = nullptr;
+  for (int turn = 1;; turn ^= 1) {
+    bins = p.s.bins[turn];
     bins[threadIdx.x] = 0;
     __syncthreads();
-    count_by_key(slice, vectors, in, bins);
-    peers.meet();
-    const PickFound found = find_bin(s, bins, peers, cut.need);
+    count_by_key(p.slice, p.vectors, in, bins);
+    p.peers.meet();
+    const PickFound found = find_bin(p.s, bins, p.peers, cut.need);
     cut = {found.inside, cut.need - found.above, found.bin};
     in.low += found.bin << in.shift;
     in.high = min(in.high, in.low + ((1u << in.shift) - 1));
     if (cut.settled() || in.shift == 0) break;
     in.shift = max(in.shift - 9, 0);
   }
-  return {cut, in, turn};
+  const uint32_t of_peer = ask_peer(bins + cut.bin, p.peers);
+  const Marks marks = mark_scores(p.slice, p.vectors, [&](uint32_t raw, uint32_t word) {
+    const uint32_t key = KeyBins::key(p.slice, raw, word);
+    return key > in.high ? 1u : key >= in.low ? 2u : 0u;
+  });
+  return {cut, marks, of_peer};
+}
+/// By bins that were guessed and counted, if the cut is in one of few keys.
+__device__ __forceinline__ OwnCut find_cut(const PickPart& p, const LinearBins& bins, uint32_t k) {
+  const PickFound found = find_bin(p.s, p.s.bins[0], p.peers, k);
+  const PickCut cut{found.inside, k - found.above, found.bin};
+  if (found.inside == 0 || !cut.settled()) return cut_by_key(p, k);
+  const uint32_t of_peer = ask_peer(p.s.bins[0] + cut.bin, p.peers);
+  const float low = static_cast<float>(cut.bin);
+  // No score is over the last bin.
+  const float high = cut.bin == kPickBins - 1 ? __uint_as_float(kCanonicalNan) : low + 1.0f;
+  const Marks marks = mark_scores(p.slice, p.vectors, [&](uint32_t raw, uint32_t) {
+    const float at = bins.place(raw);
+    return at >= high ? 1u : at >= low ? 2u : 0u;
+  });
+  return {cut, marks, of_peer};
 }
 
 /// Of the cut's bin, which of the candidates win; all of them are there. Ends with a barrier of the block.
@@ -143,30 +170,30 @@ struct Before {
   uint32_t above, inside;
 };
 /// Tells the peers what is above and inside of this block. Two barriers inside, the second of the cluster.
-__device__ __forceinline__ Before tell_peers(PickShared& s, const Slice& slice, const uint4* vectors,
-                                             const Peers& peers, const PickCut& cut, const Marks& marks,
-                                             uint32_t of_peer) {
+__device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& own) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t own = __popc(marks.above) | static_cast<uint32_t>(__popc(marks.inside)) << 16;
-  const uint32_t sum = sum_lanes_up(own);
-  if (lane == 31) s.warps[warp] = sum;
+  const uint32_t mine = __popc(own.marks.above) | static_cast<uint32_t>(__popc(own.marks.inside)) << 16;
+  const uint32_t sum = sum_lanes_up(mine);
+  if (lane == 31) p.s.warps[warp] = sum;
   if (warp == 0) {
-    const uint32_t before = __reduce_add_sync(~0u, lane < peers.rank ? of_peer : 0);
-    if (lane == 0) s.inside_before = before;
+    const uint32_t before = __reduce_add_sync(~0u, lane < p.peers.rank ? own.of_peer : 0);
+    if (lane == 0) p.s.inside_before = before;
   }
   __syncthreads();
-  const uint32_t before = sum_of(s.warps, warp) + sum - own, all = sum_of(s.warps, kPickWarps);
-  Before at{before & 0xFFFFu, s.inside_before + (before >> 16)};
-  if (threadIdx.x < peers.count) store_peer(peer_address(s.above + peers.rank, threadIdx.x), all & 0xFFFFu);
+  const uint32_t before = sum_of(p.s.warps, warp) + sum - mine, all = sum_of(p.s.warps, kPickWarps);
+  Before at{before & 0xFFFFu, p.s.inside_before + (before >> 16)};
+  if (threadIdx.x < p.peers.count) store_peer(peer_address(p.s.above + p.peers.rank, threadIdx.x), all & 0xFFFFu);
   uint32_t number = at.inside;
-  for (uint32_t rest = cut.ranks() ? marks.inside : 0; rest != 0; rest &= rest - 1, ++number) {
-    const uint32_t bit = __ffs(static_cast<int>(rest)) - 1, word = slice.first_word() + bit;
-    const uint64_t key = KeyBins::key(slice, slice.raw(vectors, bit), word);
-    const uint64_t entry = key << 32 | ~static_cast<uint32_t>(slice.origin + static_cast<int32_t>(word));
-    for (uint32_t peer = 0; peer < peers.count; ++peer) store_peer(peer_address(s.candidates + number, peer), entry);
+  for (uint32_t rest = own.cut.ranks() ? own.marks.inside : 0; rest != 0; rest &= rest - 1, ++number) {
+    const uint32_t bit = __ffs(static_cast<int>(rest)) - 1, word = p.slice.first_word() + bit;
+    const uint64_t key = KeyBins::key(p.slice, p.slice.raw(p.vectors, bit), word);
+    const uint64_t entry = key << 32 | ~static_cast<uint32_t>(p.slice.origin + static_cast<int32_t>(word));
+#pragma unroll 1
+    for (uint32_t peer = 0; peer < p.peers.count; ++peer)
+      store_peer(peer_address(p.s.candidates + number, peer), entry);
   }
-  peers.meet();
-  at.above += sum_of(s.above, peers.rank);
+  p.peers.meet();
+  at.above += sum_of(p.s.above, p.peers.rank);
   return at;
 }
 

@@ -21,7 +21,10 @@ struct PickFound {
 };
 
 struct PickShared {
-  uint32_t bins[2][kPickBins];  ///< in turns: peers may still read those of the round before
+  uint32_t
+      bins[2]
+          [kPickBins +
+           4];  ///< in turns: peers may still read those of the round before. A row begins with 0; 4: what is in none
   uint64_t candidates[kPickCandidates];
   float4 moments[kPickWarps];
   uint32_t warps[kPickWarps];
@@ -31,7 +34,8 @@ struct PickShared {
   uint32_t inside_before;           ///< keys in the cut's bin, of the blocks before this one
   uint32_t last_key, lost_key;      ///< of the worst winner and of the best loser in the cut's bin
   int64_t start, request, skipped;  ///< of the row
-  uint32_t low, n, topk;
+  int32_t low;
+  uint32_t n, topk;
 };
 
 /// Vectors of 4 scores, from 16-byte aligned addresses: all of a row, and which of them are this block's.
@@ -65,16 +69,23 @@ struct Slice {
 };
 
 /// A vector that the window's edge cuts: what is outside becomes a NaN, which is in no bin.
-static __device__ __noinline__ void load_edge(const float* from, uint32_t word, uint32_t lead, uint32_t last,
-                                              uint4* to) {
-  uint32_t* each = reinterpret_cast<uint32_t*>(to);
+__device__ inline void load_edge(const Slice& s, uint32_t i, uint4* vectors) {
+  uint32_t* each = reinterpret_cast<uint32_t*>(vectors + s.place(i));
+#pragma unroll 1
   for (uint32_t e = 0; e < 4; ++e) {
-    if (word + e >= lead && word + e < last) {
-      copy_4(shared_address(each + e), from + word + e, 4);
+    const uint32_t word = (s.first + i) * 4 + e;
+    if (s.live(word)) {
+      copy_4(shared_address(each + e), s.from + word, 4);
     } else {
       each[e] = kNotLiveScore;
     }
   }
+}
+/// The row's first vector and its last, where they are this thread's.
+static __device__ __noinline__ void load_edges(Slice s, uint4* vectors) {
+  const uint32_t end = (s.last + 3) / 4 - 1 - s.first;
+  if (threadIdx.x == 0 && s.first == 0) load_edge(s, 0, vectors);
+  if (end < s.count && threadIdx.x == end >> s.shift) load_edge(s, end, vectors);
 }
 /// Each warp brings what its own threads have; visible to them behind wait_slice.
 __device__ __forceinline__ void load_slice(const Slice& s, uint4* vectors) {
@@ -82,12 +93,9 @@ __device__ __forceinline__ void load_slice(const Slice& s, uint4* vectors) {
 #pragma unroll 1
   for (int turn = 0; turn < 1 << s.shift && i < s.count; ++turn, i += 32) {
     const uint32_t word = (s.first + i) * 4;
-    if (word >= s.lead && word + 4 <= s.last) {
-      copy_16(shared_address(vectors + s.place(i)), s.from + word, 16);
-    } else {
-      load_edge(s.from, word, s.lead, s.last, vectors + s.place(i));
-    }
+    if (word >= s.lead && word + 4 <= s.last) copy_16(shared_address(vectors + s.place(i)), s.from + word, 16);
   }
+  if (s.lead != 0 || s.last % 4 != 0) load_edges(s, vectors);
   commit_copies();
 }
 __device__ __forceinline__ void wait_slice() {
@@ -139,15 +147,29 @@ __device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* sco
   const float scale = fminf(fmaxf(__fdividef(kPickBins / 2.0f, deviation), 1e-30f), 1e30f);
   return {scale, -low * scale};
 }
+/// A thread of one vector adds all four without a branch; one of more looks for those that are in a bin first.
 __device__ __forceinline__ void count_linear(const Slice& s, const uint4* vectors, LinearBins bins, uint32_t* counts) {
-  each_vector(s, vectors, [&](const uint4& four, uint32_t) {
-    const uint32_t each[4] = {four.x, four.y, four.z, four.w};
+  constexpr float kLast = kPickBins - 1.0f;
+  uint32_t hits = 0;
+  each_vector(s, vectors, [&](const uint4& four, uint32_t bit) {
+    const float at[4] = {bins.place(four.x), bins.place(four.y), bins.place(four.z), bins.place(four.w)};
+    if (s.shift == 0) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float at = bins.place(each[e]);
-      if (at >= 1.0f) atomicAdd(counts + static_cast<int>(fminf(at, kPickBins - 1.0f)), 1u);
+      for (int e = 0; e < 4; ++e) {
+        const int bin = static_cast<int>(fminf(at[e], kLast));
+        atomicAdd(counts + (at[e] >= 1.0f ? bin : kPickBins), 1u);
+      }
+    } else {
+      uint32_t in = 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) in |= (at[e] >= 1.0f ? 1u : 0u) << e;
+      hits |= in << bit;
     }
   });
+  for (; hits != 0; hits &= hits - 1) {
+    const uint32_t bit = __ffs(static_cast<int>(hits)) - 1;
+    atomicAdd(counts + static_cast<int>(fminf(bins.place(s.raw(vectors, bit)), kLast)), 1u);
+  }
 }
 
 /// Keys of the order from `low` on, 1 << shift of them a bin.

@@ -76,7 +76,7 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 }
 
 /// Blocks of one cluster: which of them this one is, and a barrier of all their threads, behind which all see what any of
-/// them wrote before.
+/// them wrote before (of a cluster of one, the compiler makes it the block's own).
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
