@@ -63,7 +63,8 @@ const Machine& machine() {
   return found;
 }
 
-/// shared: what a thread block of this GPU may have at most. A kernel that asks for more is not launched here.
+/// shared: what a thread block of this GPU may have at most. A kernel that asks for more is not launched here. clusters:
+/// whether it is a GPU whose kernels may come in clusters.
 void load_kernels(int shared, bool clusters) {
   for (const KernelList& list : kernel_lists()) {
     for (int i = 0; i < list.count; ++i) {
@@ -77,7 +78,7 @@ void load_kernels(int shared, bool clusters) {
         TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                                cudaSharedmemCarveoutMaxShared));
       }
-      if (clusters && entry.wide_clusters)
+      if (clusters && entry.wide_clusters && attributes.ptxVersion >= 90)
         TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     }
   }
