@@ -112,11 +112,7 @@ static __device__ __noinline__ OwnCut cut_by_key(PickPart p, uint32_t k) {
     in.shift = max(in.shift - 9, 0);
   }
   const uint32_t of_peer = ask_peer(bins + cut.bin, p.peers);
-  const Marks marks = mark_scores(p.slice, p.vectors, [&](uint32_t raw, uint32_t word) {
-    const uint32_t key = KeyBins::key(p.slice, raw, word);
-    return key > in.high ? 1u : key >= in.low ? 2u : 0u;
-  });
-  return {cut, marks, of_peer};
+  return {cut, mark_by_key(p.slice, p.vectors, in), of_peer};
 }
 /// By bins that were guessed and counted, if the cut is in one of few keys.
 __device__ __forceinline__ OwnCut find_cut(const PickPart& p, const LinearBins& bins, uint32_t k) {
@@ -124,14 +120,7 @@ __device__ __forceinline__ OwnCut find_cut(const PickPart& p, const LinearBins& 
   const PickCut cut{found.inside, k - found.above, found.bin};
   if (found.inside == 0 || !cut.settled()) return cut_by_key(p, k);
   const uint32_t of_peer = ask_peer(p.s.bins[0] + cut.bin, p.peers);
-  const float low = static_cast<float>(cut.bin);
-  // No score is over the last bin.
-  const float high = cut.bin == kPickBins - 1 ? __uint_as_float(kCanonicalNan) : low + 1.0f;
-  const Marks marks = mark_scores(p.slice, p.vectors, [&](uint32_t raw, uint32_t) {
-    const float at = bins.place(raw);
-    return at >= high ? 1u : at >= low ? 2u : 0u;
-  });
-  return {cut, marks, of_peer};
+  return {cut, mark_linear(p.slice, p.vectors, bins, cut.bin), of_peer};
 }
 
 /// Of the cut's bin, which of the candidates win; all of them are there. Ends with a barrier of the block.

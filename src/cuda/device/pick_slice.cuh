@@ -56,6 +56,8 @@ struct Slice {
   /// The first vector of this thread, and the word of its first score.
   __device__ uint32_t begin() const { return threadIdx.x << shift; }
   __device__ uint32_t first_word() const { return (first + begin()) * 4; }
+  /// Vectors of this thread.
+  __device__ uint32_t own() const { return min(1u << shift, count - min(begin(), count)); }
   __device__ bool live(uint32_t word) const { return word >= lead && word < last; }
   /// Where the block's vector i lies: a thread's side by side, turned so that eight threads meet in no bank.
   __device__ uint32_t place(uint32_t i) const {
@@ -106,11 +108,28 @@ __device__ __forceinline__ void wait_slice() {
 /// f(four scores, number of the first of them) for all of this thread's.
 template <class F>
 __device__ __forceinline__ void each_vector(const Slice& s, const uint4* vectors, const F& f) {
-  const uint32_t begin = s.begin(), size = 1u << s.shift, turn = begin >> 3;
-  const uint32_t own = min(size, s.count - min(begin, s.count));
+  const uint32_t begin = s.begin(), size = 1u << s.shift, turn = begin >> 3, own = s.own();
 #pragma unroll 1
   for (uint32_t v = 0; v < own; ++v) f(vectors[begin + ((v + turn) & (size - 1))], v * 4);
 }
+
+/// A bit for each of the thread's scores, in their order: whether it is over an edge. Two instructions each: the sign of
+/// a difference is shifted in. A NaN is not over it: the NaN that this device's arithmetic makes has no sign.
+class OverEdge {
+ public:
+  __device__ explicit OverEdge(float edge) : edge_(edge) {}
+  __device__ __forceinline__ void add(float at) { bits_ = __funnelshift_l(__float_as_uint(edge_ - at), bits_, 1); }
+  __device__ __forceinline__ uint32_t of(const Slice& s) const {
+    const uint32_t own = s.own();
+    return own == 0 ? 0 : __brev(bits_) >> (32 - 4 * own);
+  }
+  /// Next below a positive number: what is over it is no less than the number.
+  __device__ static float below(float x) { return __uint_as_float(__float_as_uint(x) - 1); }
+
+ private:
+  float edge_;
+  uint32_t bits_ = 0;
+};
 
 /// bin = score * scale + offset, cut to whole numbers and to what bins there are; under 1 and NaN: none. One rounding, so
 /// no better score is in a lower bin.
@@ -150,23 +169,23 @@ __device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* sco
 /// A thread of one vector adds all four without a branch; one of more looks for those that are in a bin first.
 __device__ __forceinline__ void count_linear(const Slice& s, const uint4* vectors, LinearBins bins, uint32_t* counts) {
   constexpr float kLast = kPickBins - 1.0f;
-  uint32_t hits = 0;
-  each_vector(s, vectors, [&](const uint4& four, uint32_t bit) {
+  if (s.shift == 0) {
+    if (s.own() == 0) return;
+    const uint4 four = vectors[threadIdx.x];
     const float at[4] = {bins.place(four.x), bins.place(four.y), bins.place(four.z), bins.place(four.w)};
-    if (s.shift == 0) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int bin = static_cast<int>(fminf(at[e], kLast));
-        atomicAdd(counts + (at[e] >= 1.0f ? bin : kPickBins), 1u);
-      }
-    } else {
-      uint32_t in = 0;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) in |= (at[e] >= 1.0f ? 1u : 0u) << e;
-      hits |= in << bit;
+    for (int e = 0; e < 4; ++e) {
+      const int bin = static_cast<int>(fminf(at[e], kLast));
+      atomicAdd(counts + (at[e] >= 1.0f ? bin : kPickBins), 1u);
     }
+    return;
+  }
+  OverEdge over(OverEdge::below(1.0f));
+  each_vector(s, vectors, [&](const uint4& four, uint32_t) {
+    over.add(bins.place(four.x)), over.add(bins.place(four.y));
+    over.add(bins.place(four.z)), over.add(bins.place(four.w));
   });
-  for (; hits != 0; hits &= hits - 1) {
+  for (uint32_t hits = over.of(s); hits != 0; hits &= hits - 1) {
     const uint32_t bit = __ffs(static_cast<int>(hits)) - 1;
     atomicAdd(counts + static_cast<int>(fminf(bins.place(s.raw(vectors, bit)), kLast)), 1u);
   }
@@ -195,19 +214,29 @@ __device__ __forceinline__ void count_by_key(const Slice& s, const uint4* vector
 struct Marks {
   uint32_t above, inside;
 };
-/// judge(raw, word): 1 = above, 2 = inside.
-template <class Judge>
-__device__ __forceinline__ Marks mark_scores(const Slice& s, const uint4* vectors, const Judge& judge) {
+__device__ __forceinline__ Marks mark_linear(const Slice& s, const uint4* vectors, LinearBins bins, uint32_t bin) {
+  const float low = static_cast<float>(bin);  // not bin 0
+  // No score is over the last bin.
+  OverEdge inside(OverEdge::below(low));
+  OverEdge above(bin == kPickBins - 1 ? __uint_as_float(kCanonicalNan) : OverEdge::below(low + 1.0f));
+  each_vector(s, vectors, [&](const uint4& four, uint32_t) {
+    const float at[4] = {bins.place(four.x), bins.place(four.y), bins.place(four.z), bins.place(four.w)};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) inside.add(at[e]), above.add(at[e]);
+  });
+  const uint32_t over = above.of(s);
+  return {over, inside.of(s) & ~over};
+}
+__device__ __forceinline__ Marks mark_by_key(const Slice& s, const uint4* vectors, KeyBins bins) {
   Marks marks{0, 0};
   each_vector(s, vectors, [&](const uint4& four, uint32_t bit) {
     const uint32_t each[4] = {four.x, four.y, four.z, four.w}, word = s.first_word() + bit;
-    uint32_t above = 0, inside = 0;
 #pragma unroll
     for (uint32_t e = 0; e < 4; ++e) {
-      const uint32_t verdict = judge(each[e], word + e);
-      above |= (verdict & 1u) << e, inside |= (verdict >> 1) << e;
+      const uint32_t key = KeyBins::key(s, each[e], word + e);
+      marks.above |= (key > bins.high ? 1u : 0u) << (bit + e);
+      marks.inside |= (key >= bins.low && key <= bins.high ? 1u : 0u) << (bit + e);
     }
-    marks.above |= above << bit, marks.inside |= inside << bit;
   });
   return marks;
 }
