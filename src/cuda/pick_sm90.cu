@@ -98,8 +98,8 @@ __device__ __forceinline__ void each_winner(const PickShared& s, const OwnCut& o
     number += inside;
   }
 }
-[[maybe_unused]] __device__ __noinline__ void write_all(const PickJob& job, int32_t row, PickPart p, OwnCut own,
-                                                        Before before) {
+[[maybe_unused]] __device__ __forceinline__ void write_all(const PickJob& job, int32_t row, PickPart p, OwnCut own,
+                                                           Before before) {
   const RowWriter writer = writer_of(job, p.s, row);
   const int64_t first = int64_t{p.slice.origin} + p.slice.first_word();
   each_winner(p.s, own, before, [&](uint32_t rank, uint32_t bit) {
