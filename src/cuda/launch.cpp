@@ -63,8 +63,9 @@ const Machine& machine() {
   return found;
 }
 
-/// shared: what a thread block of this GPU may have at most. A kernel that asks for more is not launched here.
-void load_kernels(int shared) {
+/// shared: what a thread block of this GPU may have at most. A kernel that asks for more is not launched here. clusters:
+/// whether it is a GPU whose kernels may come in clusters.
+void load_kernels(int shared, bool clusters) {
   for (const KernelList& list : kernel_lists()) {
     for (int i = 0; i < list.count; ++i) {
       const KernelEntry& entry = list.entries[i];
@@ -77,6 +78,8 @@ void load_kernels(int shared) {
         TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                                cudaSharedmemCarveoutMaxShared));
       }
+      if (clusters && entry.wide_clusters && attributes.ptxVersion >= 90)
+        TOPKEY_CUDA_CHECK(cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     }
   }
 }
@@ -93,7 +96,7 @@ void prepare_current(int device) {
                 "cuda.portable: device must have compute capability 8.0 or more (use backend cpu), got " +
                     std::string(p.name) + " with " + std::to_string(p.major) + "." + std::to_string(p.minor));
   }
-  load_kernels(static_cast<int>(p.sharedMemPerBlockOptin));
+  load_kernels(static_cast<int>(p.sharedMemPerBlockOptin), p.major == 9);
   // The driver may have been told to compile the PTX for other GPUs instead (CUDA_FORCE_PTX_JIT): there they are empty.
   cudaFuncAttributes loaded{};
   TOPKEY_CUDA_CHECK(cudaFuncGetAttributes(&loaded, score_sm90_kernels().entries[0].kernel));
@@ -168,8 +171,10 @@ Launch::Launch(const char* op, const Exec& exec)
   if (bounded_) sms_ = std::min(sms_, exec.max_sms);
 }
 
+bool Launch::hopper() const { return devices[static_cast<size_t>(device_)].hopper; }
+
 void Launch::require_hopper(const char* op) const {
-  if (devices[static_cast<size_t>(device_)].hopper) return;
+  if (hopper()) return;
   throw Error(Status::unsupported, std::string(op) +
                                        ": device must run code for sm_90a (use backend cuda.portable), got device " +
                                        std::to_string(device_) + ", on which there is none");

@@ -15,6 +15,7 @@ namespace topkey::cuda {
 struct KernelEntry {
   const void* kernel;
   int shared_bytes;
+  bool wide_clusters = false;  ///< of Hopper: more than 8 thread blocks may form a cluster
 };
 /// Each stage's kernels; `count` entries are written to where `entries` points.
 struct KernelList {
@@ -43,7 +44,9 @@ class Launch {
   /// Thread blocks for `work` pieces of which `per_sm` fit an SM: never more than the call's SM budget allows.
   uint32_t blocks(int64_t work, int per_sm) const;
   int sms() const { return sms_; }
-  /// Throws unless the device has Hopper's kernels.
+  /// Whether the device has Hopper's kernels.
+  bool hopper() const;
+  /// Throws unless it has.
   void require_hopper(const char* op) const;
   /// Shared memory of a thread block at most.
   int shared_bytes() const { return shared_bytes_; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/decode_sm90.h"
+#include "cuda/pick_sm90.h"
 #include "cuda/prefill_sm90.h"
 #include "cuda/score.h"
 #include "cuda/search_parts.h"
@@ -136,8 +137,10 @@ void topk(const Topk& a, const Exec& exec) {
   const Room room = make_room(Op::topk, shape, exec.workspace);
   LookParams look_at = look_params(columns_of(columns), a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.row_topk = a.row_topk, look_at.needs_scores = needs_scores(a.out);
+  const Emission emission{a.out, a.topk, Shard{}, false, exec.stats};
+  if (pick_in_clusters(look_at, a.scores, emission, launch)) return;
   PickParams picking{};
-  picking.emission = {a.out, a.topk, Shard{}, false, exec.stats};
+  picking.emission = emission;
   picking.scores = a.scores, picking.mask = a.admit.mask, picking.rows = a.rows, picking.admit = a.admit;
   picking.room = room, picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   picking.keys = shape.keys;

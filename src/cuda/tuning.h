@@ -19,6 +19,11 @@ constexpr int64_t kListEntries = 1 << 20;
 constexpr int64_t kPartKeys = 16384;
 constexpr int64_t kPartBlocks = 1024;
 constexpr int64_t kPartEntries = 1 << 20;
+/// Thread blocks that share a row of given scores on Hopper: more only where its scores would not fit. What blocks tell
+/// each other grows with their number.
+constexpr int kUsualCluster = 8;
+/// Of such blocks, for each SM, in a grid at most; further rows are taken in turns.
+constexpr int kClustersPerSm = 1 << 15;
 /// Candidate ids kept at a time.
 constexpr int64_t kIdEntries = 1 << 20;
 /// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.

@@ -5,6 +5,7 @@
 // the order never falls into a lower bin.
 #pragma once
 #include "cuda/device/decode_plan.cuh"
+#include "cuda/device/quantile.cuh"
 
 namespace topkey::cuda {
 
@@ -37,10 +38,7 @@ __device__ inline BinRange range_of(const Moments& m, uint32_t k, int64_t n) {
   float deviation = variance > 0.0f ? variance * rsqrtf(variance) : 0.0f;
   deviation = fmaxf(deviation, fmaxf(fabsf(mean) * 1e-5f, 1e-30f));
   const float p = fminf(fmaxf(static_cast<float>(k) * __frcp_rn(static_cast<float>(n)), 1e-6f), 1.0f - 1e-6f);
-  // A well-known rational approximation of the normal quantile, good to 3e-3.
-  const float square = -2.0f * __logf(p < 0.5f ? p : 1.0f - p), t = square * rsqrtf(square);
-  const float upper = t - __fdividef(2.30753f + 0.27061f * t, 1.0f + t * (0.99229f + t * 0.04481f));
-  const float quantile = p < 0.5f ? upper : -upper;
+  const float quantile = upper_quantile(p);
   const float low = fminf(fmaxf(mean + (quantile - 1.0f) * deviation, -1e37f), 1e37f);
   const float width = (fmaxf(quantile + 1.0f, 5.0f) - (quantile - 1.0f)) * deviation;
   return {low, fminf(fmaxf(__fdividef(static_cast<float>(kDecodeBins), width), 1e-30f), 1e30f)};

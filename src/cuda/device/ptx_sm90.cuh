@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Every line of inline PTX of the Hopper backend: warpgroup products of e4m3 codes, asynchronous copies, fences, named
-// barriers.
+// barriers, clusters.
 #pragma once
 #include <cstdint>
 
@@ -92,6 +92,34 @@ __device__ __forceinline__ bool named_barrier_or(int id, int threads, bool flag)
                : "r"(id), "r"(threads), "r"(flag ? 1 : 0)
                : "memory");
   return any != 0;
+}
+
+/// Blocks of one cluster: which of them this one is, and a barrier of all their threads, behind which all see what any of
+/// them wrote before (of a cluster of one, the compiler makes it the block's own).
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// What lies at p in this block's shared memory, as block `rank` of the cluster has it.
+__device__ __forceinline__ uint32_t peer_address(const void* p, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ uint32_t load_peer(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_peer(uint32_t address, uint32_t value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void store_peer(uint32_t address, uint64_t value) {
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }
 
 #ifdef TOPKEY_HAS_WGMMA

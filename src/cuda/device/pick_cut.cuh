@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// How the blocks of a cluster settle a row's cut: bins are added up over the cluster, the keys of the bin that holds the
+// k-th best are told to all blocks in the order of their positions, and each block ranks them for itself. A guess that
+// misses, or a bin of too many keys, costs further rounds, by digits of the order; equal keys are shared out by position.
+#pragma once
+#include "cuda/device/pick_slice.cuh"
+
+namespace topkey::cuda {
+
+/// The blocks that share a row, of which this is number `rank`.
+struct Peers {
+  uint32_t count, rank;
+  /// All threads of all of them: behind it each sees what any has written.
+  __device__ __forceinline__ void meet() const {
+    __syncwarp();
+    cluster_barrier();
+  }
+};
+
+/// This block's part of a row.
+struct PickPart {
+  PickShared& s;
+  uint4* vectors;
+  Peers peers;
+  Slice slice;
+};
+
+/// Inclusive sum over the lanes of a warp.
+__device__ __forceinline__ uint32_t sum_lanes_up(uint32_t value) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, value, step);
+    if (threadIdx.x % 32 >= static_cast<uint32_t>(step)) value += other;
+  }
+  return value;
+}
+/// Sum of the first `count` words, 32 at most.
+__device__ __forceinline__ uint32_t sum_of(const uint32_t* words, uint32_t count) {
+  const uint32_t lane = threadIdx.x % 32;
+  return __reduce_add_sync(~0u, lane < count ? words[lane] : 0);
+}
+
+/// All blocks' keys in bin `bin`. Each block begins with itself, lest all ask the same one.
+__device__ __forceinline__ uint32_t add_up(const uint32_t* bin, const Peers& peers) {
+  if (peers.count == 1) return *bin;
+  uint32_t sum = 0;
+  constexpr uint32_t kBatch = 8;
+#pragma unroll 1
+  for (uint32_t base = 0; base < peers.count; base += kBatch) {
+    uint32_t each[kBatch];
+#pragma unroll
+    for (uint32_t e = 0; e < kBatch; ++e) {
+      const uint32_t peer = (peers.rank + base + e) & (peers.count - 1);
+      each[e] = base + e < peers.count ? load_peer(peer_address(bin, peer)) : 0;
+    }
+#pragma unroll
+    for (uint32_t e = 0; e < kBatch; ++e) sum += each[e];
+  }
+  return sum;
+}
+
+/// The bin that holds the k-th best of what the bins hold, k >= 1. Ends with a barrier of the block.
+__device__ __forceinline__ PickFound find_bin(PickShared& s, const uint32_t* bins, const Peers& peers, uint32_t k) {
+  const uint32_t bin = kPickBins - 1 - threadIdx.x, warp = threadIdx.x / 32;  // thread 0: the highest
+  const uint32_t inside = add_up(bins + bin, peers), sum = sum_lanes_up(inside);
+  if (threadIdx.x % 32 == 31) s.warps[warp] = sum;
+  if (threadIdx.x == 0) s.found = {0, 0, 0};
+  __syncthreads();
+  const uint32_t end = sum_of(s.warps, warp) + sum;
+  if (end >= k && end - inside < k) s.found = {bin, end - inside, inside};
+  __syncthreads();
+  return s.found;
+}
+
+/// Where a row's cut lies: keys of which `need` win are inside.
+struct PickCut {
+  uint32_t inside, need, bin;
+  /// Few keys, of which some win: they are ranked. Else all inside are equal, or all win: the first `need` do.
+  __device__ bool ranks() const { return inside <= kPickCandidates && need < inside; }
+  __device__ bool settled() const { return inside <= kPickCandidates || need == inside; }
+};
+
+/// A cut, and what of it is this thread's: of the first warp's, how many keys a peer has inside.
+struct OwnCut {
+  PickCut cut;
+  Marks marks;
+  uint32_t of_peer;
+};
+__device__ __forceinline__ uint32_t ask_peer(const uint32_t* bin, const Peers& peers) {
+  return threadIdx.x < peers.count ? load_peer(peer_address(bin, threadIdx.x)) : 0;
+}
+
+/// By digits of the order, from all keys of the row on, behind a round with the first bins.
+static __device__ __noinline__ OwnCut cut_by_key(PickPart p, uint32_t k) {
+  constexpr uint32_t kInfinityKey = 0xFF800000u;
+  KeyBins in{kNanKey, kInfinityKey, 23};
+  static_assert((kInfinityKey - kNanKey) >> 23 < kPickBins);
+  PickCut cut{0, k, 0};
+  uint32_t* bins = nullptr;
+  for (int turn = 1;; turn ^= 1) {
+    bins = p.s.bins[turn];
+    bins[threadIdx.x] = 0;
+    __syncthreads();
+    count_by_key(p.slice, p.vectors, in, bins);
+    p.peers.meet();
+    const PickFound found = find_bin(p.s, bins, p.peers, cut.need);
+    cut = {found.inside, cut.need - found.above, found.bin};
+    in.low += found.bin << in.shift;
+    in.high = min(in.high, in.low + ((1u << in.shift) - 1));
+    if (cut.settled() || in.shift == 0) break;
+    in.shift = max(in.shift - 9, 0);
+  }
+  const uint32_t of_peer = ask_peer(bins + cut.bin, p.peers);
+  return {cut, mark_by_key(p.slice, p.vectors, in), of_peer};
+}
+/// By bins that were guessed and counted, if the cut is in one of few keys.
+__device__ __forceinline__ OwnCut find_cut(const PickPart& p, const LinearBins& bins, uint32_t k) {
+  const PickFound found = find_bin(p.s, p.s.bins[0], p.peers, k);
+  const PickCut cut{found.inside, k - found.above, found.bin};
+  if (found.inside == 0 || !cut.settled()) return cut_by_key(p, k);
+  const uint32_t of_peer = ask_peer(p.s.bins[0] + cut.bin, p.peers);
+  return {cut, mark_linear(p.slice, p.vectors, bins, cut.bin), of_peer};
+}
+
+/// Of the cut's bin, which of the candidates win; all of them are there. Ends with a barrier of the block.
+__device__ __forceinline__ void rank_candidates(PickShared& s, const PickCut& cut) {
+  const uint32_t t = threadIdx.x;
+  if (t < kPickCandidates) {
+    const uint64_t mine = t < cut.inside ? s.candidates[t] : 0;
+    uint32_t better = cut.inside;
+    if (t / 32 * 32 < cut.inside) {
+      better = 0;
+#pragma unroll 4
+      for (uint32_t i = 0; i < cut.inside; ++i) better += s.candidates[i] > mine;
+    }
+    const bool inside = t < cut.inside;
+    const uint32_t wins = __ballot_sync(~0u, inside & (better < cut.need));
+    if (t % 32 == 0) s.wins[t / 32] = wins;
+    if (inside & (better == cut.need - 1)) s.last_key = static_cast<uint32_t>(mine >> 32);
+    if (inside & (better == cut.need)) s.lost_key = static_cast<uint32_t>(mine >> 32);
+  }
+  __syncthreads();
+}
+/// Winners among the keys inside that come before number `number` by position.
+__device__ __forceinline__ uint32_t winners_inside(const PickShared& s, const PickCut& cut, uint32_t number) {
+  if (!cut.ranks()) return min(number, cut.need);
+  uint32_t count = 0, word = 0;
+#pragma unroll 1
+  for (; (word + 1) * 32 <= number; ++word) count += __popc(s.wins[word]);
+  return number % 32 == 0 ? count : count + __popc(s.wins[word] & ((1u << number % 32) - 1));
+}
+__device__ __forceinline__ bool wins_inside(const PickShared& s, const PickCut& cut, uint32_t number) {
+  return cut.ranks() ? (s.wins[number / 32] >> number % 32 & 1u) != 0 : number < cut.need;
+}
+
+/// How many winners come before this thread's, and how many keys inside.
+struct Before {
+  uint32_t above, inside;
+};
+/// Tells the peers what is above and inside of this block. Two barriers inside, the second of the cluster.
+__device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& own) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t mine = __popc(own.marks.above) | static_cast<uint32_t>(__popc(own.marks.inside)) << 16;
+  const uint32_t sum = sum_lanes_up(mine);
+  if (lane == 31) p.s.warps[warp] = sum;
+  if (warp == 0) {
+    const uint32_t before = __reduce_add_sync(~0u, lane < p.peers.rank ? own.of_peer : 0);
+    if (lane == 0) p.s.inside_before = before;
+  }
+  __syncthreads();
+  const uint32_t before = sum_of(p.s.warps, warp) + sum - mine, all = sum_of(p.s.warps, kPickWarps);
+  Before at{before & 0xFFFFu, p.s.inside_before + (before >> 16)};
+  if (threadIdx.x < p.peers.count) store_peer(peer_address(p.s.above + p.peers.rank, threadIdx.x), all & 0xFFFFu);
+  uint32_t number = at.inside;
+  for (uint32_t rest = own.cut.ranks() ? own.marks.inside : 0; rest != 0; rest &= rest - 1, ++number) {
+    const uint32_t bit = __ffs(static_cast<int>(rest)) - 1, word = p.slice.first_word() + bit;
+    const uint64_t key = KeyBins::key(p.slice, p.slice.raw(p.vectors, bit), word);
+    const uint64_t entry = key << 32 | ~static_cast<uint32_t>(p.slice.origin + static_cast<int32_t>(word));
+#pragma unroll 1
+    for (uint32_t peer = 0; peer < p.peers.count; ++peer)
+      store_peer(peer_address(p.s.candidates + number, peer), entry);
+  }
+  p.peers.meet();
+  at.above += sum_of(p.s.above, p.peers.rank);
+  return at;
+}
+
+}  // namespace topkey::cuda
