@@ -67,15 +67,18 @@ class PrefillScorer {
     if (threadIdx.x % 128 < kRows) {
       const int row = group_ * kRows + static_cast<int>(threadIdx.x % 128);
       s_.least[row] = __uint_as_float(0xFF800000u), s_.dropped[row] = kNotLive;
+      s_.low[row] = s_.end[row] = 0;
+      if (is_in(item.active, row)) {
+        s_.low[row] = job_.facts[item.first_row + row].low, s_.end[row] = job_.facts[item.first_row + row].high;
+      }
     }
+    sync();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int row = own_row(i);
       Column& c = columns_[i];
-      c = Column{list_of(row) + own_column(), __uint_as_float(0xFF800000u), 0, 0, false};
-      if (!is_in(item.active, row)) continue;
-      const RowFact& f = job_.facts[item.first_row + row];
-      c.low = f.low, c.high = f.high, c.active = f.scored != 0 && keeps();
+      c = Column{list_of(row) + own_column(), __uint_as_float(0xFF800000u), false};
+      if (is_in(item.active, row)) c.active = job_.facts[item.first_row + row].scored != 0 && keeps();
     }
     nans_ = 0, thinned_ = 0;
   }
@@ -128,12 +131,17 @@ class PrefillScorer {
 #endif
 
 #ifdef TOPKEY_HAS_WGMMA
+  /// kInside: all of the unit's keys are in all rows' windows.
   template <bool kInside>
   __device__ __forceinline__ void offer_unit(const UnitSums<kHeads>& unit, const float (&scale)[2], int32_t position) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      offer<kInside>(columns_[i], unit.sums[0][i] * scale[0], position, nans_);
-      offer<kInside>(columns_[i], unit.sums[1][i] * scale[1], position + 8, nans_);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int32_t at = position + 8 * k;
+        const bool live = kInside || (at >= s_.low[own_row(i)] && at < s_.end[own_row(i)]);
+        offer(columns_[i], live, unit.sums[k][i] * scale[k], at, nans_);
+      }
     }
   }
 #endif
@@ -266,7 +274,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
     s.scratch[i / kMarkWords].marks[i % kMarkWords] = 0;
   __syncthreads();
   if (threadIdx.x >= kPrefillGroups * 128) {
-    give_registers<32>();
+    give_registers<40>();
     const uint32_t thread = threadIdx.x - kPrefillGroups * 128;
     if (thread < 32) {
       KeyAsker(job, s, codes, kPrefillGroups * group_rows_of(kHeads)).run();
@@ -274,7 +282,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
       bring_queries<kHeads>(job, s, queries, thread - 32);
     }
   } else {
-    take_registers<240>();
+    take_registers<232>();
     PrefillScorer<kHeads>(job, s, codes, queries).run();
   }
 #endif

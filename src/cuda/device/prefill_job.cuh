@@ -75,9 +75,10 @@ struct PrefillShared {
   alignas(16) float scale[kPrefillStages][kTileKeys];
   bool readable[kPrefillStages];
   Item items[2];
-  float least[kMaxPrefillRows];       ///< scores below cannot win
-  float high[kMaxPrefillRows];        ///< about the best score
-  uint32_t dropped[kMaxPrefillRows];  ///< best key that thinning dropped
+  int32_t low[kMaxPrefillRows], end[kMaxPrefillRows];  ///< windows
+  float least[kMaxPrefillRows];                        ///< scores below cannot win
+  float high[kMaxPrefillRows];                         ///< about the best score
+  uint32_t dropped[kMaxPrefillRows];                   ///< best key that thinning dropped
   uint16_t counts[kMaxPrefillRows][kListColumns];
   alignas(16) float weights[kPrefillGroups][kPrefillColumns];  ///< halved; see weight_at
   SelectScratch scratch[kPrefillGroups * 4];

@@ -12,7 +12,6 @@ namespace topkey::cuda {
 struct Column {
   uint2* next;
   float least;
-  int32_t low, high;  ///< the row's window
   bool active;
 };
 
@@ -39,12 +38,9 @@ __device__ __forceinline__ float join_chains(const float (&s)[2]) {
   return own + __shfl_xor_sync(~0u, own, 1);
 }
 
-/// A key's score to the list, if it may win; inside: all of the unit's keys are in the row's window. Without a branch.
-template <bool kInside>
-__device__ __forceinline__ void offer(Column& column, float score, int32_t position, uint32_t& nans) {
-  bool live = column.active;
-  if (!kInside) live = live && position >= column.low && position < column.high;
-  const bool takes = live && !(score < column.least);
+/// A key's score to the list, if it may win. Without a branch.
+__device__ __forceinline__ void offer(Column& column, bool live, float score, int32_t position, uint32_t& nans) {
+  const bool takes = live && column.active && !(score < column.least);
   store_if(takes, column.next, __float_as_uint(score), static_cast<uint32_t>(position));
   column.next += takes ? kListColumns : 0;
   nans += takes && score != score;
