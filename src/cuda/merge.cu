@@ -204,7 +204,7 @@ __device__ bool merge_quickly(const Job& job, const QuickMerge& m, int64_t row, 
     RowWriter(job.emission, row, room.request, room.start).fill(0);
     return true;
   }
-  if (unsorted) room.unsorted = 1;
+  if (unsorted) atomicMax(&room.unsorted, 1u);
   const Parts<2> all{job, row, 0, room.start, room.end};
   const bool forces = all.start != 0 || job.a.force_first > 0 || job.a.force_last > 0;
   const uint32_t nans = entries.rank([&](int32_t position) { return forces && all.forced(position); });

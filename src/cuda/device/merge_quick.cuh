@@ -7,9 +7,15 @@
 #pragma once
 #include "cuda/device/order.cuh"
 #include "cuda/device/select.cuh"
-#include "cuda/tuning.h"
 
 namespace topkey::cuda {
+
+/// Most parts of a row.
+constexpr int64_t kMergeParts = 64;
+/// Up to so many entries of a thread have their positions in registers.
+constexpr int kMergeHeld = 8;
+/// Keys at the cut that are ranked against each other; more are counted again, in finer bins.
+constexpr uint32_t kMergeCandidates = 128;
 
 /// What of a merge this way takes.
 struct QuickMerge {
