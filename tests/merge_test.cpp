@@ -17,13 +17,14 @@ struct Parts {
   Array scores, indices;  // [W, R, K]
 };
 
-/// The best `width` keys of each part, in score order or ascending, unused entries -1 with rubbish scores.
-void put_part(const Parts& parts, int64_t w, int64_t row, std::vector<Key> keys, Random& random) {
+/// The best `width` keys of each part, ascending or (some parts of some rows) in score order, unused entries -1 with
+/// rubbish scores.
+void put_part(const Parts& parts, int64_t w, int64_t row, std::vector<Key> keys, bool ascending, Random& random) {
   const int64_t rows = parts.scores.view().shape[1], width = parts.scores.view().shape[2];
   std::sort(keys.begin(), keys.end(),
             [](const Key& a, const Key& b) { return comes_before(a.score, a.position, b.score, b.position); });
   keys.resize(std::min(keys.size(), static_cast<size_t>(width)));
-  if (random.chance(0.5)) {
+  if (ascending || random.chance(0.5)) {
     std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.position < b.position; });
   }
   for (int64_t i = 0; i < width; ++i) {
@@ -47,7 +48,8 @@ Parts split(Pattern pattern, int64_t rows, int64_t keys, int64_t world, int64_t 
       const auto part = runs ? static_cast<uint64_t>(n * world / keys) : random.below(static_cast<uint64_t>(world));
       of_part[part].push_back({n, row[n]});
     }
-    for (int64_t w = 0; w < world; ++w) put_part(parts, w, r, of_part[static_cast<size_t>(w)], random);
+    const bool ascending = random.chance(0.6);
+    for (int64_t w = 0; w < world; ++w) put_part(parts, w, r, of_part[static_cast<size_t>(w)], ascending, random);
   }
   return parts;
 }

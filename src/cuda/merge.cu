@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `merge`: the parts' entries in any order, so ties go by position and not by index: the cut is found by score, then
-// among its equals by position; the winners are sorted.
+// among its equals by position; the winners are sorted. Rows of parts that are ascending, and whose entries fit one
+// block's registers, go a quicker way (device/merge_quick.cuh).
 #include <algorithm>
 
 #include "cuda/check.h"
 #include "cuda/device/emit.cuh"
-#include "cuda/device/select.cuh"
+#include "cuda/device/merge_quick.cuh"
 #include "cuda/room.h"
 #include "cuda/stages.h"
 #include "cuda/tuning.h"
@@ -21,9 +22,10 @@ struct Job {
   int64_t sort_length;
 };
 
-/// Entries of one row as numbers of the order.
+/// Entries of one row as numbers of the order, read so many at a time (device/select.cuh).
+template <int kReads>
 struct Parts {
-  static constexpr int kBatch = 4;
+  static constexpr int kBatch = kReads;
   const Job& job;
   int64_t row;
   uint32_t width;  ///< entries a part
@@ -53,9 +55,10 @@ struct Parts {
   }
 };
 /// Of them, those equal to a key: the lower the position, the larger the number.
+template <int kReads>
 struct Equals {
-  static constexpr int kBatch = 4;
-  Parts parts;
+  static constexpr int kBatch = kReads;
+  Parts<kReads> parts;
   uint32_t equal;
 
   __device__ uint32_t key(uint32_t i) const {
@@ -114,24 +117,17 @@ __device__ void merge_blocks(const Job& job, int64_t row, Shared& s, uint64_t* s
   __syncthreads();  // the sorted blocks have been read
 }
 
-__device__ void merge_row(const Job& job, int64_t row, Shared& s, uint64_t* sort) {
+/// The winners of a row that is none of padding.
+template <int kReads>
+__device__ void merge_entries(const Job& job, int64_t row, const Window& w, Shared& s, uint64_t* sort) {
   const uint32_t width = static_cast<uint32_t>(job.a.scores.shape[2]),
                  n = static_cast<uint32_t>(job.a.scores.shape[0]) * width;
-  const Window w = window_of(job.a.rows, row, 0);
-  const Parts parts{job, row, width, w.start, w.end};
+  const Parts<kReads> parts{job, row, width, w.start, w.end};
   const RowWriter writer(job.emission, row, w.request, w.start);
-  if (w.request < 0) {
-    writer.fill(0);
-    const Tensor& blocks = job.a.out.blocks;
-    for (int64_t j = threadIdx.x; blocks.data != nullptr && j < blocks.shape[1]; j += blockDim.x)
-      *element<int32_t>(blocks, row, j) = -1;
-    return;
-  }
-  if (job.a.out.blocks.data != nullptr) merge_blocks(job, row, s, sort);
   const Cut cut = find_cut(parts, n, static_cast<uint32_t>(job.emission.topk), s.select);
   uint32_t lowest = 0;  // of the equals' numbers that win
   if (cut.need > 0) {
-    const Cut among = find_cut(Equals{parts, cut.key}, n, cut.need, s.select);
+    const Cut among = find_cut(Equals<kReads>{parts, cut.key}, n, cut.need, s.select);
     lowest = among.key + (among.need == 0);
   }
   const uint32_t size = power_of_two(cut.count);
@@ -165,6 +161,18 @@ __device__ void merge_row(const Job& job, int64_t row, Shared& s, uint64_t* sort
   count(job.emission.stats, kTiedCuts, cut.tied && cut.key != kForcedKey);
 }
 
+__device__ void merge_row(const Job& job, int64_t row, Shared& s, uint64_t* sort) {
+  const Window w = window_of(job.a.rows, row, 0);
+  const Tensor& blocks = job.a.out.blocks;
+  if (w.request >= 0) {
+    if (blocks.data != nullptr) merge_blocks(job, row, s, sort);
+    return merge_entries<4>(job, row, w, s, sort);
+  }
+  RowWriter(job.emission, row, w.request, w.start).fill(0);
+  for (int64_t j = threadIdx.x; blocks.data != nullptr && j < blocks.shape[1]; j += blockDim.x)
+    *element<int32_t>(blocks, row, j) = -1;
+}
+
 __global__ __launch_bounds__(kSelectThreads) void merge_rows(const __grid_constant__ Job job) {
   extern __shared__ uint64_t memory[];
   __shared__ Shared s;
@@ -176,11 +184,116 @@ __global__ __launch_bounds__(kSelectThreads) void merge_rows(const __grid_consta
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.emission.stats, kRows, static_cast<uint64_t>(job.a.rows.count));
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&merge_rows), kSharedSort * 8}};
+/// False: an entry is not behind its predecessor in its part. Nothing is written then.
+template <int kEach>
+__device__ bool merge_quickly(const Job& job, const QuickMerge& m, int64_t row, QuickRoom& room, uint32_t* memory) {
+  const uint32_t parts = static_cast<uint32_t>(m.scores.shape[0]), topk = static_cast<uint32_t>(job.emission.topk);
+  const Chunks chunks(parts * m.per_part, m.per_part);
+  const MergeRoom places(topk, parts, kEach);
+  Entries<kEach> entries;
+  entries.shared = reinterpret_cast<int32_t*>(memory + places.entries) + threadIdx.x;
+  const bool unsorted = entries.load(m, row, chunks, [&] {
+    room.clear();
+    if (threadIdx.x == 0) {
+      const Window w = window_of(job.a.rows, row, 0);
+      room.request = w.request, room.start = w.start, room.end = w.end;
+    }
+    __syncthreads();
+  });
+  if (room.request < 0) {
+    RowWriter(job.emission, row, room.request, room.start).fill(0);
+    return true;
+  }
+  if (unsorted) atomicMax(&room.unsorted, 1u);
+  const Parts<2> all{job, row, 0, room.start, room.end};
+  const bool forces = all.start != 0 || job.a.force_first > 0 || job.a.force_last > 0;
+  const uint32_t nans = entries.rank([&](int32_t position) { return forces && all.forced(position); });
+  entries.bound(m.best, room);
+  __syncthreads();
+  if (room.unsorted != 0) return false;
+  const uint32_t live = room.live, count_of_row = live < topk ? live : topk;
+  QuickCut cut{kNotLive, 0, 0, false};
+  if (live > topk) {
+    const uint32_t low = room.low + 1, floor = room.floor;
+    cut = quick_cut(entries, chunks, Span{floor > low ? floor : low, ~0u, room.high, topk, 0}, room);
+  }
+  WinnerLists lists{memory + places.lists, memory + places.lists + topk};
+  WinnerLists next{memory + places.entries, memory + places.entries + topk};
+  if (threadIdx.x == 0) room.starts[parts] = count_of_row;
+  keep_winners(m, row, entries, chunks, cut, lists, room);
+  __syncthreads();
+  uint32_t step = 1;
+  for (; step * 2 < parts; step *= 2) {
+    merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
+      next.positions[place] = position;
+      next.scores[place] = score;
+    });
+    __syncthreads();
+    const WinnerLists merged = next;
+    next = lists, lists = merged;
+  }
+  const RowWriter writer(job.emission, row, room.request, room.start);
+  merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
+    writer.put(place, position, __uint_as_float(score));
+  });
+  __syncthreads();
+  writer.fill(count_of_row);
+  count(job.emission.stats, kNanScores, nans);
+  if (threadIdx.x != 0) return true;
+  count(job.emission.stats, kScoredKeys, live);
+  count(job.emission.stats, kTiedCuts, cut.tied && cut.key != kForcedKey);
+  return true;
+}
+
+template <int kEach>
+__global__ __launch_bounds__(kSelectThreads) void merge_rows_quickly(const __grid_constant__ Job job,
+                                                                     const __grid_constant__ QuickMerge m) {
+  extern __shared__ uint64_t memory[];
+  __shared__ Shared s;
+  __shared__ QuickRoom room;
+  for (int64_t row = blockIdx.x; row < job.a.rows.count; row += gridDim.x) {
+    if (!merge_quickly<kEach>(job, m, row, room, reinterpret_cast<uint32_t*>(memory)))
+      merge_entries<2>(job, row, {room.request, room.start, room.end}, s, memory);  // more would spill
+    __syncthreads();
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) count(job.emission.stats, kRows, static_cast<uint64_t>(job.a.rows.count));
+}
+
+/// Entries of each thread where a row has so many chunks.
+int each_of(int64_t chunks) {
+  const int64_t each = (chunks + kSelectThreads / 32 - 1) / (kSelectThreads / 32);
+  return each <= 4 ? 4 : each <= 8 ? 8 : kMergeEach;
+}
+
+/// What the quick way takes of a merge; per_part is 0 where it cannot.
+QuickMerge quick_merge(const Job& job) {
+  const MergeTopk& a = job.a;
+  const int64_t parts = a.scores.shape[0], per_part = (a.scores.shape[2] + 31) / 32, topk = a.topk;
+  QuickMerge m{a.indices, a.scores, 0, 0};
+  if (a.out.blocks.data != nullptr || a.out.order == Order::score || job.sort != nullptr || parts > kMergeParts ||
+      parts * per_part > kSelectThreads / 32 * kMergeEach || topk > kSharedSort ||
+      MergeRoom(topk, parts, each_of(parts * per_part)).words * 4 > kMergeBytes)
+    return m;
+  m.per_part = static_cast<uint32_t>(per_part);
+  m.best = topk <= kSelectThreads ? 1 : topk <= 2 * kSelectThreads ? 2 : 0;
+  return m;
+}
+
+using QuickKernel = void (*)(Job, QuickMerge);
+QuickKernel quick_kernel(int each) {
+  return each == 4 ? &merge_rows_quickly<4> : each == 8 ? &merge_rows_quickly<8> : &merge_rows_quickly<kMergeEach>;
+}
+
+const KernelEntry kEntries[] = {
+    {reinterpret_cast<const void*>(&merge_rows), kSharedSort * 8},
+    {reinterpret_cast<const void*>(&merge_rows_quickly<4>), kMergeBytes},
+    {reinterpret_cast<const void*>(&merge_rows_quickly<8>), kMergeBytes},
+    {reinterpret_cast<const void*>(&merge_rows_quickly<kMergeEach>), kMergeBytes},
+};
 
 }  // namespace
 
-KernelList merge_kernels() { return {kEntries, 1}; }
+KernelList merge_kernels() { return {kEntries, 4}; }
 
 void merge_topk(const MergeTopk& a, const Exec& exec) {
   if (a.rows.count == 0) return;
@@ -195,6 +308,15 @@ void merge_topk(const MergeTopk& a, const Exec& exec) {
   const Job job{a, {a.out, a.topk, Shard{}, true, exec.stats}, room.sort, room.sort_length};
   const uint32_t wanted = static_cast<uint32_t>(std::max<int64_t>(room.sorted, 1));
   const size_t shared = room.sort != nullptr ? 0 : size_t{8} * power_of_two(wanted);
+  const QuickMerge quick = quick_merge(job);
+  if (quick.per_part > 0) {
+    const int each = each_of(a.scores.shape[0] * quick.per_part);
+    const QuickKernel kernel = quick_kernel(each);
+    const size_t bytes = std::max<size_t>(shared, 4 * MergeRoom(a.topk, a.scores.shape[0], each).words);
+    kernel<<<launch.blocks(a.rows.count, 1), kSelectThreads, bytes, launch.stream()>>>(job, quick);
+    TOPKEY_CUDA_LAUNCHED("merge_rows_quickly");
+    return;
+  }
   const uint32_t blocks =
       launch.blocks(room.sort != nullptr ? std::min(a.rows.count, room.sort_blocks) : a.rows.count, 2);
   merge_rows<<<blocks, kSelectThreads, shared, launch.stream()>>>(job);

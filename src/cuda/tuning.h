@@ -29,6 +29,10 @@ constexpr int64_t kIdEntries = 1 << 20;
 /// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.
 constexpr int64_t kSharedSort = 8192;
 constexpr int64_t kSortBlocks = 8;
+/// A merge whose parts are ascending: most entries of a row that each thread of its block holds, and bytes of shared memory
+/// for positions and lists of winners (device/merge_quick.cuh, which has the rest of its numbers).
+constexpr int kMergeEach = 16;
+constexpr int kMergeBytes = 83 * 1024;
 
 /// Shared memory of a thread block on the smallest GPU that is served.
 constexpr int kSharedBytes = 99 * 1024;

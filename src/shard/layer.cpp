@@ -10,19 +10,20 @@
 namespace topkey::shard {
 namespace {
 
-/// A chunk's memory: what this rank sends, and what it receives of all, rank after rank: scores, positions, block
-/// scores, block ids, each [rows, entries].
+/// A chunk's memory: what is received of all ranks, rank after rank: scores, positions, block scores, block ids, each
+/// [rows, entries]. What this rank sends lies there already, in its place.
 struct Exchange {
-  char *send, *receive;
+  char* receive;
   Entries entries;
   int64_t rows;
-  int32_t ranks;
+  int32_t rank, ranks;
 
   size_t bytes() const { return static_cast<size_t>(rows * entries.row_bytes()); }
+  char* send() const { return receive + bytes() * static_cast<size_t>(rank); }
   /// Part 0 to 3 of what is sent.
   Tensor sent(int part) const {
     Tensor t = received(part);
-    t.data = send + offset(part);
+    t.data = send() + offset(part);
     return tensor(t.data, t.dtype, {rows, t.shape[2]});
   }
   /// [ranks, rows, entries].
@@ -74,7 +75,7 @@ int64_t most_rows(const Step& s) {
   return chunk_rows(entries_of(s.config, s.step.rows.max_len), s.in.comm->size, limit_of(s.spec));
 }
 Exchange exchange_of(const Step& s, int64_t rows) {
-  return {nullptr, nullptr, entries_of(s.config, s.step.rows.max_len), rows, s.in.comm->size};
+  return {nullptr, entries_of(s.config, s.step.rows.max_len), rows, s.in.comm->rank, s.in.comm->size};
 }
 
 /// Local selection with scores, exchange, merge; chunk after chunk.
@@ -85,11 +86,10 @@ void answer_merged(const Step& s, const PagedMqaTopk& whole, RowRange rows, cons
     const PagedMqaTopk chunk = search_rows(whole, {first, std::min(first + most, rows.last)});
     Exchange x = exchange_of(s, chunk.rows.count);
     Workspace room(kForward, exec);
-    x.send = room.take(x.bytes());
     x.receive = room.take(x.bytes() * static_cast<size_t>(x.ranks));
     const Exec rest = room.rest(exec);
     paged_mqa_topk(local_search(chunk, x), rest);
-    comm.all_gather(x.send, x.receive, x.bytes());
+    comm.all_gather(x.send(), x.receive, x.bytes());
     merge_topk(merge_of(chunk, x), rest);
   }
 }
@@ -155,7 +155,7 @@ size_t answer_bytes(const Step& s, const Exec& exec) {
   if (context) {
     const Exchange x = exchange_of(s, std::min(prefill ? decode : all, most_rows(s)));
     const PagedMqaTopk chunk = search_rows(whole, {0, x.rows});
-    bytes = padded(x.bytes()) + padded(x.bytes() * static_cast<size_t>(x.ranks)) +
+    bytes = padded(x.bytes() * static_cast<size_t>(x.ranks)) +
             std::max(paged_mqa_topk_workspace_bytes(local_search(chunk, x), exec),
                      merge_topk_workspace_bytes(merge_of(chunk, x), exec));
   }

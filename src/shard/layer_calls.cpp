@@ -162,8 +162,7 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
     const Entries entries = entries_of(config, 0);
     const int32_t ranks = spec.context.world_size;
     const int64_t rows = std::min(limits.max_rows, chunk_rows(entries, ranks, limit_of(spec)));
-    const size_t sent = static_cast<size_t>(rows * entries.row_bytes());
-    most = padded(sent) + padded(sent * static_cast<size_t>(ranks)) +
+    most = padded(static_cast<size_t>(rows * entries.row_bytes() * ranks)) +
            std::max(alone, merge_bytes(config, entries, rows, ranks, exec));
   }
   if (context && prefill) most = std::max(most, gather_bytes(config, limits, spec, exec));
