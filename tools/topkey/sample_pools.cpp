@@ -96,9 +96,9 @@ void compress(const Sample& sample, Random& random, Trace& trace) {
   const TokenRows t = draw_rows(spec, random, ratio, ring);
   const int64_t rows = spec.keys;
   put_cache(spec, head_dim, t.groups, trace);
-  const char* dtypes[] = {"F32", "BF16"};
-  trace.tensors["kv"] = normals(random, dtypes[random.below(2)], {rows, width});
-  trace.tensors["score"] = normals(random, dtypes[random.below(2)], {rows, width});
+  const auto dtype = [&] { return sample.options && random.chance(0.5) ? "BF16" : "F32"; };
+  trace.tensors["kv"] = normals(random, dtype(), {rows, width});
+  trace.tensors["score"] = normals(random, dtype(), {rows, width});
   trace.tensors["ape"] = normals(random, "F32", {ratio, width});
   trace.tensors["positions"] = longs(t.positions);
   trace.tensors["slot_mapping"] = longs(t.slots);
