@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "support/call.h"
 #include "tests/testing.h"
@@ -369,6 +371,40 @@ TEST_F(Cli, BenchAgainstPeersNeedsItsPackages) {
 
 TEST_F(Cli, BenchRefusesACaseThatItDoesNotHave) {
   expect_refused("bench --only nope", 2, "--only must be (part of) a case's name, got nope");
+  expect_refused("bench --suite producers --backend cpu --only decode", 2, "got decode");
+}
+
+/// Producers and pools have rows of their own: bytes beside a copy of as many, in the format of every other row.
+TEST_F(Cli, BenchHasRowsOfProducersAndPools) {
+  const std::string bench = "bench --suite producers --backend cpu --quick --threads 1 --json " + path("rows.json");
+  const Outcome outcome = run_command(bench);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json json = Json::parse(file_text(path("rows.json")));
+  EXPECT_TRUE(json.contains("device") && json.contains("commit") && json.contains("date"));
+  EXPECT_GT(json["ceilings"]["copy_gbytes"], 0);
+  std::map<std::string, std::set<std::string>> formats;
+  for (const Json& row : json["rows"]) {
+    for (const char* name : {"op",      "backend",   "arithmetic",      "numerics", "format",   "heads",   "head_dim",
+                             "rows",    "keys",      "next_n",          "topk",     "pattern",  "threads", "heat",
+                             "graph",   "median_us", "min_us",          "floor_us", "fraction", "peer",    "peer_us",
+                             "must_us", "target_us", "workspace_bytes", "rescans",  "util"}) {
+      EXPECT_TRUE(row.contains(name)) << name;
+    }
+    const double floor = row["floor_us"], median = row["median_us"], fraction = row["fraction"], bytes = row["bytes"],
+                 copy = row["copy_gbytes"];
+    EXPECT_NEAR(floor, bytes / copy / 1e3, 1e-9 * floor) << row["case"];
+    EXPECT_NEAR(fraction, floor / median, 1e-9 * fraction) << row["case"];
+    EXPECT_LE(row["min_us"], median) << row["case"];
+    EXPECT_GT(row["rows"], 0) << row["case"];
+    EXPECT_EQ(row["backend"], "cpu");
+    EXPECT_THAT(outcome.out, HasSubstr(row["case"].get<std::string>()));
+    formats[row["op"]].insert(row["format"].is_null() ? "" : row["format"].get<std::string>());
+  }
+  const std::set<std::string> both = {"fp8", "mxfp4"};
+  const std::map<std::string, std::set<std::string>> want = {
+      {"quantize_q", both}, {"quantize_k", both}, {"store_k", both},     {"gather_k", both},
+      {"pool_k", both},     {"compress_k", both}, {"expand_pools", {""}}};
+  EXPECT_EQ(formats, want);
 }
 
 TEST_F(Cli, TellsWhatShardingWouldCost) {
