@@ -188,6 +188,22 @@ TEST_F(Cli, RandomCasesAreEqual) {
   EXPECT_EQ(run_command("check --random --cases 4 --op merge_topk --json").code, 0);
 }
 
+/// pool_k, the search over its keys, expand_pools and the layer, on every backend with a cache of its own.
+TEST_F(Cli, RandomPoolsAreEqualFromEndToEnd) {
+  const Outcome outcome = run_command("check --random --op pools --cases 100 --seed 21 --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  std::set<std::string> seen;
+  for (const Json& row : json["rows"]) {
+    EXPECT_EQ(row["op"], "pools");
+    EXPECT_EQ(row["cases"], 100);
+    EXPECT_EQ(row["skipped"], 0) << row["backend"];
+    EXPECT_GT(row["compared"], 1000000) << row["backend"];
+    seen.insert(row["backend"]);
+  }
+  EXPECT_TRUE(seen.count("ref") == 1 && seen.count("cpu") == 1);
+}
+
 TEST_F(Cli, HostileFilesGetASentence) {
   expect_refused("run " + path("none"), 2, "no such file");
   expect_refused("run " + path(""), 2, "not a regular file");
