@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "support/call.h"
 #include "tests/testing.h"
@@ -99,11 +101,29 @@ TEST_F(Cli, WrongUsageIsBadInput) {
   EXPECT_THAT(run_command("--version").out, HasSubstr(TOPKEY_VERSION));
 }
 
+/// `op` in a small shape: make-trace takes the options that say something of it.
+std::string small_shape(const std::string& op) {
+  const auto is_one_of = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* name) { return op == name; });
+  };
+  const bool scores = op.find("mqa") != std::string::npos, pages = op.rfind("paged", 0) == 0 || op == "gather_k";
+  const bool pools = is_one_of({"pool_k", "compress_k"}), keys = pages || pools || is_one_of({"quantize_k", "store_k"});
+  const bool tables = is_one_of({"expand_rows", "to_slots"});
+  std::string text = " --op " + op;
+  if (scores || op == "quantize_q") text += " --heads 2";
+  if (scores || keys || op == "quantize_q") text += " --head-dim 32";
+  if (scores || (!keys && !pools)) text += " --rows 4";
+  if (op != "quantize_q") text += " --keys 60";
+  if (op.find("topk") != std::string::npos || is_one_of({"select_blocks", "to_slots", "expand_pools"}))
+    text += " --topk 5";
+  if (pages || pools || tables) text += " --requests 2";
+  if (pages || pools || tables || op == "store_k") text += " --page-size 8";
+  return text;
+}
+
 TEST_F(Cli, EveryOperationGoesFromMakeTraceThroughRunToCheck) {
   for (const std::string& op : operation_names()) {
-    const std::string file = path(op),
-                      options =
-                          " --heads 2 --head-dim 32 --rows 4 --keys 60 --topk 5 --requests 2 --page-size 8 --op " + op;
+    const std::string file = path(op), options = small_shape(op);
     ASSERT_EQ(run_command("make-trace -o " + file + options).code, 0) << op;
     ASSERT_EQ(run_command("make-trace -o " + file + "2" + options).code, 0) << op;
     EXPECT_EQ(file_text(file), file_text(file + "2")) << op << ": the same arguments must give the same bytes";
@@ -166,6 +186,22 @@ TEST_F(Cli, RandomCasesAreEqual) {
   const Outcome outcome = run_command("check --random --cases 64 --seed 7");
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
   EXPECT_EQ(run_command("check --random --cases 4 --op merge_topk --json").code, 0);
+}
+
+/// pool_k, the search over its keys, expand_pools and the layer, on every backend with a cache of its own.
+TEST_F(Cli, RandomPoolsAreEqualFromEndToEnd) {
+  const Outcome outcome = run_command("check --random --op pools --cases 100 --seed 21 --json");
+  ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  std::set<std::string> seen;
+  for (const Json& row : json["rows"]) {
+    EXPECT_EQ(row["op"], "pools");
+    EXPECT_EQ(row["cases"], 100);
+    EXPECT_EQ(row["skipped"], 0) << row["backend"];
+    EXPECT_GT(row["compared"], 1000000) << row["backend"];
+    seen.insert(row["backend"]);
+  }
+  EXPECT_TRUE(seen.count("ref") == 1 && seen.count("cpu") == 1);
 }
 
 TEST_F(Cli, HostileFilesGetASentence) {
@@ -290,11 +326,57 @@ TEST_F(Cli, AnOptionThatWouldDoNothingIsRefused) {
   expect_refused("check " + trace + " --cases 3", 2, "check: --cases must be absent with traces");
   expect_refused("check --random --rows 3", 2, "check: --rows must be absent with --random");
   const std::string make = "make-trace -o " + path("strided") + " --page-size 4 --head-dim 32 --heads 2 --page-stride ";
-  expect_refused(make + "3", 2, "make-trace: page-stride must be 0, or a multiple of 4 from 144 bytes on, got 3");
+  expect_refused(make + "3", 2, "make-trace: page-stride must be 0, or a multiple of 4 from 144 to 288 bytes, got 3");
   expect_refused(make + "146", 2, "got 146");
-  expect_refused(make + "148 --op mqa_topk", 2, "make-trace: page-stride must be 0 but for");
+  expect_refused(make + "292", 2, "got 292");
   ASSERT_EQ(run_command(make + "148").code, 0);
   EXPECT_EQ(read_trace(path("strided")).metadata.at("page_stride"), "148");
+}
+
+/// What make-trace is told changes what it writes, whatever the operation, or is refused.
+TEST_F(Cli, AnOptionThatIsNoneOfTheOperationIsRefusedByMakeTrace) {
+  const auto contents = [&] {
+    Trace trace = read_trace(path("made"));
+    trace.metadata["pattern"] = "";  // a word that every trace has
+    write_trace(path("made"), trace);
+    return file_text(path("made"));
+  };
+  int64_t refused = 0, changed = 0;
+  for (const std::string& op : operation_names()) {
+    const std::string make = "make-trace -o " + path("made") + small_shape(op);
+    ASSERT_EQ(run_command(make).code, 0) << op;
+    const std::string before = contents();
+    for (const std::string option :
+         {"--format mxfp4", "--heads 3", "--head-dim 64", "--rows 6", "--keys 70", "--topk 6", "--requests 3",
+          "--page-size 16", "--layout interleaved", "--page-stride 400", "--next-n 2", "--pattern ties_at_cut",
+          "--scale f32", "--windows random", "--exact", "--expected"}) {
+      const std::string name = option.substr(0, option.find(' '));
+      // The last one counts; --rows follows from --next-n.
+      std::string command = make;
+      if (const size_t at = command.find(" " + name + " "); at != std::string::npos)
+        command.erase(at, command.find(' ', at + name.size() + 2) - at);
+      if (name == "--next-n" && command.find(" --rows 4") != std::string::npos)
+        command.erase(command.find(" --rows 4"), 9);
+      const Outcome outcome = run_command(command + " " + option);
+      if (outcome.code == 0) {
+        EXPECT_TRUE(contents() != before) << op << " " << option;
+        ++changed;
+      } else {
+        expect_refused(
+            command + " " + option, 2,
+            "make-trace: " + name + " must be absent with --op " + op + ", which has no use for it; got one");
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(changed, 80);
+  const std::string make = "make-trace -o " + path("made");
+  expect_refused(make + " --op topk --format mxfp4", 2, "--format must be absent with --op topk");
+  expect_refused(make + " --op mqa_topk --page-size 3", 2, "--page-size must be absent with --op mqa_topk");
+  expect_refused(make + " --requests 3 --next-n 2 --rows 5", 2, "rows must be requests * next-n, 6, or absent; got 5");
+  expect_refused(make + " --op pool_k --head-dim 96", 2, "head-dim must be a power of two for pool_k, got 96");
+  EXPECT_EQ(run_command(make + " --requests 3 --next-n 2 --rows 6 --keys 50").code, 0);
 }
 
 TEST_F(Cli, BenchAgainstPeersNeedsItsPackages) {
@@ -305,6 +387,40 @@ TEST_F(Cli, BenchAgainstPeersNeedsItsPackages) {
 
 TEST_F(Cli, BenchRefusesACaseThatItDoesNotHave) {
   expect_refused("bench --only nope", 2, "--only must be (part of) a case's name, got nope");
+  expect_refused("bench --suite producers --backend cpu --only decode", 2, "got decode");
+}
+
+/// Producers and pools have rows of their own: bytes beside a copy of as many, in the format of every other row.
+TEST_F(Cli, BenchHasRowsOfProducersAndPools) {
+  const std::string bench = "bench --suite producers --backend cpu --quick --threads 1 --json " + path("rows.json");
+  const Outcome outcome = run_command(bench);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json json = Json::parse(file_text(path("rows.json")));
+  EXPECT_TRUE(json.contains("device") && json.contains("commit") && json.contains("date"));
+  EXPECT_GT(json["ceilings"]["copy_gbytes"], 0);
+  std::map<std::string, std::set<std::string>> formats;
+  for (const Json& row : json["rows"]) {
+    for (const char* name : {"op",      "backend",   "arithmetic",      "numerics", "format",   "heads",   "head_dim",
+                             "rows",    "keys",      "next_n",          "topk",     "pattern",  "threads", "heat",
+                             "graph",   "median_us", "min_us",          "floor_us", "fraction", "peer",    "peer_us",
+                             "must_us", "target_us", "workspace_bytes", "rescans",  "util"}) {
+      EXPECT_TRUE(row.contains(name)) << name;
+    }
+    const double floor = row["floor_us"], median = row["median_us"], fraction = row["fraction"], bytes = row["bytes"],
+                 copy = row["copy_gbytes"];
+    EXPECT_NEAR(floor, bytes / copy / 1e3, 1e-9 * floor) << row["case"];
+    EXPECT_NEAR(fraction, floor / median, 1e-9 * fraction) << row["case"];
+    EXPECT_LE(row["min_us"], median) << row["case"];
+    EXPECT_GT(row["rows"], 0) << row["case"];
+    EXPECT_EQ(row["backend"], "cpu");
+    EXPECT_THAT(outcome.out, HasSubstr(row["case"].get<std::string>()));
+    formats[row["op"]].insert(row["format"].is_null() ? "" : row["format"].get<std::string>());
+  }
+  const std::set<std::string> both = {"fp8", "mxfp4"};
+  const std::map<std::string, std::set<std::string>> want = {
+      {"quantize_q", both}, {"quantize_k", both}, {"store_k", both},     {"gather_k", both},
+      {"pool_k", both},     {"compress_k", both}, {"expand_pools", {""}}};
+  EXPECT_EQ(formats, want);
 }
 
 TEST_F(Cli, TellsWhatShardingWouldCost) {

@@ -211,6 +211,11 @@ void Day::answer(const Inputs& in, const Outputs& out) {
     s.k = s.slot_mapping = {}, s.norm = {}, s.rope = {}, s.out = consumed_->selection();
     calls.push_back({&consumer_, s});
   }
+  const Array nothing(DType::i32, {in.capacity});  // a layer that did not skip would answer -1 everywhere
+  if (g_.reuse) {
+    s.rows.end = nothing.view(), s.skip_step = true;
+    for (int layer = 0; layer < 3; ++layer) calls.push_back({&indexer_, s});
+  }
   forward_(calls, exec);
   EXPECT_EQ(stats[kSkippedPages], 0u);
   EXPECT_EQ(stats[kSkippedSlots], 0u);
@@ -344,7 +349,8 @@ const std::vector<Geometry>& geometries() {
       return list.back();
     };
     add("fp8_page16", KeyFormat::fp8, 16).rope = true;
-    add("fp8_page64", KeyFormat::fp8, 64).uniform = true;
+    Geometry& reused = add("fp8_page64", KeyFormat::fp8, 64);
+    reused.uniform = reused.reuse = true;
     add("bf16_page16", KeyFormat::bf16, 16).uniform = true;
     add("bf16_page64", KeyFormat::bf16, 64).next_n = 1;
     Geometry& compressed = add("fp8_page16_ratio4", KeyFormat::fp8, 16);
@@ -357,6 +363,8 @@ const std::vector<Geometry>& geometries() {
     production.heads = 8, production.head_dim = 128, production.rope = true;
     Geometry& tiled = add("fp8_fnuz_tiled16_page32", KeyFormat::fp8_fnuz, 32);
     tiled.layout = Layout::tiled16;
+    Geometry& blocks = add("fp8_page64_blocks", KeyFormat::fp8, 64);
+    blocks.block_size = 8, blocks.blocks = 6;
     return list;
   }();
   return all;

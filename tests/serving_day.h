@@ -26,6 +26,7 @@ struct Geometry {
   bool uniform = false;  ///< plans that want decode requests alike
   int32_t heads = 4, head_dim = 32, topk = 24;
   int32_t block_size = 0, blocks = 0;  ///< two-level selection: this layer is the source, one more reads its blocks
+  bool reuse = false;                  ///< a later layer is told to leave this one's selection in the buffer
   int64_t requests = 7;                ///< in a batch
   int64_t columns = 0;                 ///< of the block table; 0: enough for max_tokens
   int64_t max_tokens = 320, step_rows = 40;

@@ -210,8 +210,7 @@ Tensor Borrowed::from_dlpack(nb::handle array, const char* name, bool written, P
 }
 
 Tensor Borrowed::from_shape(nb::handle array, const char* name, Place* place) {
-  if (!query_)
-    throw nb::type_error((std::string(op_) + ": " + name + " must be an array, got " + class_name(array)).c_str());
+  if (!query_) refuse(name, "an array", class_name(array));
   place->meta = true;
   Tensor t{};
   nb::object dtype = array.attr("dtype");
@@ -232,7 +231,7 @@ Tensor Borrowed::read(nb::handle array, const char* name, bool written, Place* p
     case Framework::shape: return from_shape(array, name, place);
     case Framework::none: break;
   }
-  throw nb::type_error((std::string(op_) + ": " + name + " must be an array, got " + class_name(array)).c_str());
+  refuse(name, "an array", class_name(array));
 }
 
 void Borrowed::join(const Place& place, nb::handle array, const char* name) {

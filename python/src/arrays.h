@@ -33,8 +33,8 @@ class Borrowed {
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
 
-  /// ValueError: dtype unknown, over 4 dimensions, negative strides or none in whole elements, read-only where it is
-  /// written, a device unlike the others'. TypeError: no array at all.
+  /// ValueError: no array at all, dtype unknown, over 4 dimensions, negative strides or none in whole elements, read-only
+  /// where it is written, a device unlike the others'.
   Tensor take(nb::handle array, const char* name, bool written);
   /// A cache as engines allocate it, [P, page_size, row_bytes] and the like, seen as [P, bytes].
   Tensor take_pages(nb::handle array, const char* name, bool written);

@@ -61,13 +61,12 @@ class HostWorkspace {
 class Setting {
  public:
   Setting(const Operation& op, nb::handle tuple, Borrowed& arrays) : op_(op), tuple_(tuple) {
-    if (!PyTuple_Check(tuple.ptr()) || PyTuple_Size(tuple.ptr()) != kNumFields)
-      throw nb::type_error((std::string(op.name) + ": exec must be a topkey.Exec").c_str());
-    exec.backend = text(kBackend);
-    exec.arithmetic = text(kArithmetic);
-    exec.strategy = text(kStrategy);
-    exec.max_sms = number(kMaxSms);
-    exec.threads = number(kThreads);
+    if (!PyTuple_Check(tuple.ptr()) || PyTuple_Size(tuple.ptr()) != kNumFields) refuse("exec", "a topkey.Exec", tuple);
+    exec.backend = text(kBackend, "exec.backend");
+    exec.arithmetic = text(kArithmetic, "exec.arithmetic");
+    exec.strategy = text(kStrategy, "exec.strategy");
+    exec.max_sms = number(kMaxSms, "exec.max_sms");
+    exec.threads = number(kThreads, "exec.threads");
     exec.strict = PyObject_IsTrue(at(kStrict).ptr()) == 1;
     if (PyObject_IsTrue(at(kOverlap).ptr()) == 1) exec.flags = kOverlapPrevious;
     if (!at(kStats).is_none()) exec.stats = arrays.take_stats(at(kStats));
@@ -98,15 +97,26 @@ class Setting {
   static nb::object frameworks() { return nb::module_::import_("topkey.frameworks"); }
 
   nb::handle at(ExecField field) const { return PyTuple_GetItem(tuple_.ptr(), field); }
-  const char* text(ExecField field) const {
+  [[noreturn]] void refuse(const char* name, const char* must, nb::handle got) const {
+    throw nb::value_error(
+        (std::string(op_.name) + ": " + name + " must be " + must + ", got " + nb::repr(got).c_str()).c_str());
+  }
+  const char* text(ExecField field, const char* name) const {
     const nb::handle value = at(field);
     if (value.is_none()) return nullptr;
-    if (!PyUnicode_Check(value.ptr())) throw nb::type_error("exec: backend, arithmetic and strategy must be strings");
-    return PyUnicode_AsUTF8AndSize(value.ptr(), nullptr);
+    const char* letters = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
+    if (letters == nullptr) {  // lone surrogates too
+      PyErr_Clear();
+      refuse(name, "a string or None", value);
+    }
+    return letters;
   }
-  int32_t number(ExecField field) const {
+  int32_t number(ExecField field, const char* name) const {
     const long n = PyLong_AsLong(at(field).ptr());
-    if (n == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    if (n == -1 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      refuse(name, "a whole number", at(field));
+    }
     return static_cast<int32_t>(std::clamp<long>(n, -1, INT32_MAX));
   }
   /// Aligned here, so that any array will do.

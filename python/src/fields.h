@@ -34,8 +34,8 @@ struct Operation {
 const Operation& operation(nb::handle name);
 std::vector<const char*> operation_names();
 
-/// Arguments from a dict of fields; None is an absent one. ValueError, TypeError: as Borrowed, or a number or word that
-/// does not suit its field.
+/// Arguments from a dict of fields; None is an absent one. ValueError: as Borrowed, or a number or word that does not
+/// suit its field. TypeError: a field that there is not.
 support::CallArgs read_fields(const Operation& op, const nb::dict& values, Borrowed& arrays);
 
 }  // namespace topkey::python

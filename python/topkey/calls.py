@@ -77,9 +77,15 @@ def make(like: Array, shape: Sequence[int], dtype: str, exec: Exec | Question) -
     return empty(like, shape, dtype)
 
 
-def extent(array: Array, dim: int) -> int:
-    """Extent of a dimension, 0 where it has none: the library then says what is wrong with the shape."""
+def extents(array: Any) -> tuple[int, ...]:
+    """Shape of an array; of what is none: (). The library then says what is wrong with it."""
     shape = getattr(array, "shape", ())
+    return tuple(shape) if hasattr(shape, "__len__") else ()
+
+
+def extent(array: Array, dim: int) -> int:
+    """Extent of a dimension, 0 where it has none."""
+    shape = extents(array)
     return int(shape[dim]) if len(shape) > dim else 0
 
 
@@ -87,9 +93,11 @@ def wanted(op: str, out: Out, known: Sequence[str]) -> Mapping[str, Array | None
     """`out` by name; None stands for an array to be made."""
     if isinstance(out, str):
         out = (out,)
-    if out is None:
-        raise ValueError(f"{op}: out must be of {', '.join(known)}, got None")
-    named: Mapping[str, Array | None] = out if isinstance(out, Mapping) else dict.fromkeys(out)
+    try:
+        named: Mapping[str, Array | None] = out if isinstance(out, Mapping) else dict.fromkeys(out)  # type: ignore[arg-type]
+    except TypeError:
+        got = "None" if out is None else type(out).__name__
+        raise ValueError(f"{op}: out must be of {', '.join(known)}, got {got}") from None
     for name in named:
         if name not in known:
             raise ValueError(f"{op}: out must be of {', '.join(known)}, got {name!r}")
@@ -97,30 +105,41 @@ def wanted(op: str, out: Out, known: Sequence[str]) -> Mapping[str, Array | None
 
 
 # ---- options that are tuples, as fields ----
+def check_kind(op: str, name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{op}: {name} must be a {kind.__name__}, got {type(value).__name__}")
+
+
 def cache_fields(op: str, fields: Fields, cache: KeyCache) -> None:
-    if not isinstance(cache, KeyCache):
-        raise ValueError(f"{op}: cache must be a KeyCache, got {type(cache).__name__}")
+    check_kind(op, "cache", cache, KeyCache)
     fields["cache"], fields["page_size"], fields["head_dim"], fields["format"], fields["layout"] = cache
 
 
-def shard_fields(fields: Fields, shard: Shard | None) -> None:
-    if shard is not None:
-        fields["shard.rank"], fields["shard.world_size"], fields["shard.interleave"] = shard
+def shard_fields(op: str, fields: Fields, shard: Shard | None) -> None:
+    if shard is None:
+        return
+    check_kind(op, "shard", shard, Shard)
+    fields["shard.rank"], fields["shard.world_size"], fields["shard.interleave"] = shard
 
 
-def slot_map_fields(fields: Fields, slot_map: SlotMap | None) -> None:
-    if slot_map is not None:
-        (fields["slot_map.block_table"], fields["slot_map.page_size"], fields["slot_map.table_per_row"]) = slot_map
+def slot_map_fields(op: str, fields: Fields, slot_map: SlotMap | None) -> None:
+    if slot_map is None:
+        return
+    check_kind(op, "slot_map", slot_map, SlotMap)
+    (fields["slot_map.block_table"], fields["slot_map.page_size"], fields["slot_map.table_per_row"]) = slot_map
 
 
-def norm_fields(fields: Fields, norm: Norm | None) -> None:
-    if norm is not None:
-        fields["norm.kind"], fields["norm.weight"], fields["norm.bias"], fields["norm.eps"] = norm
+def norm_fields(op: str, fields: Fields, norm: Norm | None) -> None:
+    if norm is None:
+        return
+    check_kind(op, "norm", norm, Norm)
+    fields["norm.kind"], fields["norm.weight"], fields["norm.bias"], fields["norm.eps"] = norm
 
 
 def rope_fields(op: str, fields: Fields, rope: Rope | None) -> None:
     if rope is None:
         return
+    check_kind(op, "rope", rope, Rope)
     if rope.style not in ("half_split", "interleaved"):
         raise ValueError(f"{op}: rope.style must be half_split or interleaved, got {rope.style!r}")
     if rope.where not in ("leading", "trailing"):

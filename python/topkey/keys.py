@@ -75,7 +75,7 @@ def quantize_k(
     run it.
     """
     fields: Fields = {"k": k, "hadamard": hadamard, "scale": scale, "rule": rule, "format": format}
-    norm_fields(fields, norm)
+    norm_fields("quantize_k", fields, norm)
     rope_fields("quantize_k", fields, rope)
     values, scales = _dense_outputs("quantize_k", fields, k, (extent(k, 0), extent(k, 1)), format, out, exec)
     finish("quantize_k", fields, exec)
@@ -106,7 +106,7 @@ def store_k(
     fields: Fields = {
         "k": k, "k_scales": k_scales, "hadamard": hadamard, "scale": scale, "rule": rule, "slot_mapping": slot_mapping
     }  # fmt: skip
-    norm_fields(fields, norm)
+    norm_fields("store_k", fields, norm)
     rope_fields("store_k", fields, rope)
     cache_fields("store_k", fields, cache)
     finish("store_k", fields, exec)
@@ -133,7 +133,7 @@ def gather_k(
     fields: Fields = {"block_table": block_table, "indptr": indptr, "total": total}
     cache_fields("gather_k", fields, cache)
     fields["out.format"] = cache.format
-    shard_fields(fields, shard)
+    shard_fields("gather_k", fields, shard)
     values, scales = _dense_outputs("gather_k", fields, indptr, (total, cache.head_dim), cache.format, out, exec)
     finish("gather_k", fields, exec)
     return values, scales

@@ -111,7 +111,7 @@ def expand_pools(
         "pools": pools, "pool_size": pool_size, "count": rows, "ends": end, "lens": length, "positions": positions,
         "row_request": request, "q_indptr": q_indptr, "next_n": next_n,
     }  # fmt: skip
-    form_fields(fields, index_base, slot_map, "position", fill)
+    form_fields("expand_pools", fields, index_base, slot_map, "position", fill)
     width = extent(pools, 1) * pool_size + tail
     selection = output_fields("expand_pools", fields, pools, (rows, max(width, 0), 0), out, exec)
     finish("expand_pools", fields, exec)

@@ -58,7 +58,7 @@ def expand_rows(
         "query_start": query_start, "seq_lens": seq_lens, "ratio": ratio, "block_table": block_table,
         "page_size": page_size, "capacity": capacity, **made,
     }  # fmt: skip
-    shard_fields(fields, shard)
+    shard_fields("expand_rows", fields, shard)
     finish("expand_rows", fields, exec)
     return ExpandedRows(**made)
 
@@ -92,6 +92,6 @@ def to_slots(
         "indices": indices, "row_request": row_request, "block_table": block_table, "page_size": page_size,
         "compact": compact, **made,
     }  # fmt: skip
-    shard_fields(fields, shard)
+    shard_fields("to_slots", fields, shard)
     finish("to_slots", fields, exec)
     return Slots(**made)

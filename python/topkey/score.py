@@ -101,6 +101,6 @@ def paged_mqa_logits(
         width = extent(block_table, 1) * max(cache.page_size, 0)
         out = make(q, (rows, min(max_len, width) if max_len > 0 and start is None else width), "f32", exec)
     fields["logits"] = out
-    shard_fields(fields, shard)
+    shard_fields("paged_mqa_logits", fields, shard)
     finish("paged_mqa_logits", fields, exec)
     return out

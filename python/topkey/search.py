@@ -70,8 +70,9 @@ def mqa_topk(
         "count": rows, "starts": start, "ends": end, "lens": length, "row_request": request, "q_indptr": q_indptr,
         "next_n": next_n, "max_len": max_len, "mask": mask, "candidates": candidates,
         "candidate_block": candidate_block_size, "force_first": force_first, "force_last": force_last, "topk": topk,
+        "block_size": block_size,
     }  # fmt: skip
-    form_fields(fields, index_base, slot_map, order, fill, block_size)
+    form_fields("mqa_topk", fields, index_base, slot_map, order, fill)
     selection = output_fields("mqa_topk", fields, q, (rows, topk, num_blocks), out, exec)
     finish("mqa_topk", fields, exec)
     return selection
@@ -131,10 +132,11 @@ def paged_mqa_topk(
         "next_n": next_n, "max_len": max_len, "candidates": candidates, "candidate_block": candidate_block_size,
         "force_first": force_first, "force_last": force_last, "topk": topk, "whole_start": whole_start,
         "whole_end": whole_end, "block_scores": block_scores,
+        "block_size": block_size,
     }  # fmt: skip
     cache_fields("paged_mqa_topk", fields, cache)
-    shard_fields(fields, shard)
-    form_fields(fields, index_base, slot_map, order, fill, block_size)
+    shard_fields("paged_mqa_topk", fields, shard)
+    form_fields("paged_mqa_topk", fields, index_base, slot_map, order, fill)
     selection = output_fields("paged_mqa_topk", fields, q, (rows, topk, num_blocks), out, exec)
     finish("paged_mqa_topk", fields, exec)
     return selection

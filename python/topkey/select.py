@@ -49,8 +49,9 @@ def topk(
         "row_request": request, "q_indptr": q_indptr, "next_n": next_n, "max_len": max_len, "candidates": candidates,
         "candidate_block": candidate_block_size, "mask": mask, "force_first": force_first, "force_last": force_last,
         "topk": topk,
+        "block_size": block_size,
     }  # fmt: skip
-    form_fields(fields, index_base, slot_map, order, fill, block_size)
+    form_fields("topk", fields, index_base, slot_map, order, fill)
     selection = output_fields("topk", fields, scores, (rows, topk, num_blocks), out, exec)
     finish("topk", fields, exec)
     return selection
@@ -130,7 +131,7 @@ def merge_topk(
         "lens": length, "row_request": request, "q_indptr": q_indptr, "next_n": next_n, "force_first": force_first,
         "force_last": force_last, "block_scores": block_scores, "block_ids": block_ids,
     }  # fmt: skip
-    form_fields(fields, index_base, slot_map, order, fill)
+    form_fields("merge_topk", fields, index_base, slot_map, order, fill)
     selection = output_fields("merge_topk", fields, scores, (rows, topk, num_blocks), out, exec)
     finish("merge_topk", fields, exec)
     return selection

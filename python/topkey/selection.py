@@ -130,13 +130,12 @@ def output_fields(
 
 
 def form_fields(
-    fields: Fields, index_base: Array | None, slot_map: SlotMap | None, order: Order, fill: Fill, block_size: int = 0
+    op: str, fields: Fields, index_base: Array | None, slot_map: SlotMap | None, order: Order, fill: Fill
 ) -> None:
     """In which form entries are written."""
     fields["index_base"] = index_base
     fields["order"] = order
-    fields["block_size"] = block_size
-    slot_map_fields(fields, slot_map)
+    slot_map_fields(op, fields, slot_map)
     if isinstance(fill, str):
         fields["fill"] = fill
     else:

@@ -9,7 +9,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from . import _native
-from .calls import extent
+from .calls import check_kind, extent, extents
 from .frameworks import address, clear_rows, framework
 from .operations import by_name, workspace_bytes
 from .types import Array, Exec, Format, KeyCache, Shard
@@ -60,7 +60,7 @@ def key_cache(layer: str, holder: Any, format: Format, head_dim: int) -> KeyCach
                 f"{layer}: k_cache must be {wanted} and of head_dim {head_dim}, got {pages.format} and {pages.head_dim}"
             )
         return pages
-    shape = tuple(getattr(pages, "shape", ()))
+    shape = extents(pages)
     width = head_dim // 2 + head_dim // 32 if format == "mxfp4" else head_dim + 4
     if (len(shape) == 3 or (len(shape) == 4 and shape[2] == 1)) and shape[-1] == width:
         return KeyCache(pages, int(shape[1]), head_dim, format)
@@ -116,10 +116,12 @@ def rows_of(layer: str, metadata: StepMetadata, hidden_rows: int) -> int:
 
 def has_rows(array: Array) -> bool:
     """False for an array of no rows, which takes no stage; one that is missing is for the stage to refuse."""
-    return tuple(getattr(array, "shape", ())) != (0,)
+    return extents(array) != (0,)
 
 
 def refuse_ranks(layer: str, group: Any, metadata: StepMetadata) -> None:
+    if metadata.shard is not None:
+        check_kind(layer, "metadata.shard", metadata.shard, Shard)
     sharded = metadata.shard is not None and metadata.shard.world_size > 1
     named = {"group": group is not None, "metadata.shard": sharded}
     named["metadata.row_shard_sizes"] = metadata.row_shard_sizes is not None
@@ -130,7 +132,7 @@ def refuse_ranks(layer: str, group: Any, metadata: StepMetadata) -> None:
 
 def check_buffer(layer: str, buffer: Array, columns: int) -> None:
     """topk_indices_buffer, as far as the layer itself knows; and whether its rows can be cleared here."""
-    kind, shape = framework(buffer), tuple(getattr(buffer, "shape", ()))
+    kind, shape = framework(buffer), extents(buffer)
     dtype = _native.dtype_of(buffer) if kind in ("numpy", "torch") else None
     if dtype != "i32" or len(shape) != 2 or shape[1] < columns:
         got = f"{dtype} {list(shape)}" if dtype is not None else type(buffer).__name__

@@ -15,12 +15,22 @@
 namespace topkey::cases {
 namespace {
 
-Picked in_chunks(const Problem& p, int64_t chunk, int32_t topk, const Exec& exec) {
+/// The search of rows from `first` on; blocks: those of the whole problem's rows that are candidates, or absent.
+MqaTopk search_of(const Problem& p, int32_t topk, const Array& blocks, int64_t first) {
+  MqaTopk a = p.dense_search(topk, {});
+  if (!blocks) return a;
+  a.admit.candidates = blocks.view(), a.admit.candidate_block_size = 8;
+  a.admit.candidates.data = support::element(blocks.view(), first), a.admit.candidates.shape[0] = p.count();
+  return a;
+}
+
+Picked in_chunks(const Problem& p, int64_t chunk, int32_t topk, const Array& blocks, const Exec& exec) {
   Picked all;
   for (int64_t first = 0; first < p.count(); first += chunk) {
     std::vector<int64_t> rows;
     for (int64_t r = first; r < std::min(first + chunk, p.count()); ++r) rows.push_back(r);
-    const Picked part = pick(support::rows_of(p, rows).dense_search(topk, {}), exec);
+    const Problem some = support::rows_of(p, rows);
+    const Picked part = pick(search_of(some, topk, blocks, first), exec);
     all.indices.insert(all.indices.end(), part.indices.begin(), part.indices.end());
     all.scores.insert(all.scores.end(), part.scores.begin(), part.scores.end());
   }
@@ -35,11 +45,17 @@ TEST_P(Cases, B50_row_chunks_do_not_change_the_selection) {
     spec.heads = full() ? 4 : 1, spec.rows = full() ? 1000 : 130, spec.keys = 20000;
     spec.windows = support::Windows::random, spec.exact = exact, spec.seed = 150;
     const Problem p = support::make_problem(spec);
-    const Picked whole = pick(p.dense_search(256, {}), exec());
-    for (int64_t chunk : {1, 7, 128}) {
-      const Picked parts = in_chunks(p, chunk, 256, exec());
-      EXPECT_EQ(parts.indices, whole.indices) << "chunks of " << chunk;
-      EXPECT_EQ(parts.scores, whole.scores) << "chunks of " << chunk;
+    support::Random random(151);
+    const Array blocks(DType::i32, {p.count(), 1000});  // of 2,500; some twice, some none
+    for (int64_t i = 0; i < blocks.size(); ++i)
+      blocks.as<int32_t>()[i] = static_cast<int32_t>(random.between(-1, 2600));
+    for (const Array& candidates : {Array(), blocks}) {
+      const Picked whole = pick(search_of(p, 256, candidates, 0), exec());
+      for (int64_t chunk : {1, 7, 128}) {
+        const Picked parts = in_chunks(p, chunk, 256, candidates, exec());
+        EXPECT_EQ(parts.indices, whole.indices) << "chunks of " << chunk;
+        EXPECT_EQ(parts.scores, whole.scores) << "chunks of " << chunk;
+      }
     }
     expect_right(support::rows_of(p, {0, 127, 128, 129}), 256, exec());
   }

@@ -148,9 +148,19 @@ def test_refused_arrays(call, on, change, sentence):
         topkey.mqa_topk(**(call | {"weights": change(call["weights"])}), exec=on)
 
 
-def test_lists_are_no_arrays(call, on):
-    with pytest.raises(TypeError, match="mqa_topk: weights must be an array, got list"):
-        topkey.mqa_topk(**(call | {"weights": call["weights"].tolist()}), exec=on)
+@pytest.mark.parametrize("value", [[[1.0, 2.0]], 3, 2.5, "x", {}, object(), np.float32], ids=repr)
+def test_what_is_no_array_is_a_wrong_argument(call, on, value):
+    got = type(value).__name__
+    for name in ("q", "weights", "end", "mask", "index_base"):
+        with pytest.raises(ValueError, match=f"mqa_topk: {name} must be an array, got {got}"):
+            topkey.mqa_topk(**(call | {name: value}), exec=on)
+    with pytest.raises(ValueError, match=f"mqa_topk: out.indices must be an array, got {got}"):
+        topkey.mqa_topk(**(call | {"out": {"indices": value}}), exec=on)
+    for name in ("stats", "workspace"):
+        with pytest.raises(ValueError, match=f"mqa_topk: exec.{name} must be an array, got {got}"):
+            topkey.mqa_topk(**call, exec=on._replace(**{name: value}))
+    with pytest.raises(ValueError, match="mqa_topk: weights must be (an array|of a dtype that TopKey has)"):
+        topkey.workspace_bytes("mqa_topk", **(call | {"weights": value}), exec=on)
 
 
 class OnGpu:

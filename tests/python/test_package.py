@@ -78,7 +78,7 @@ def test_workspace_of_shapes_without_memory():
         topkey.workspace_bytes(
             "mqa_topk", **(shapes | {"weights": Shape((8, 5), "float32")}), k=Shape((9, 64), "float32"), format="f32"
         )
-    with pytest.raises(TypeError, match="q must be an array, got Shape"):
+    with pytest.raises(ValueError, match="mqa_topk: q must be an array, got Shape"):
         topkey.mqa_topk(**shapes, k=Shape((9, 64), "float32"), format="f32")
 
 

@@ -60,6 +60,59 @@ def test_pool_k(backend, seed, pool_size, steps, scale):
         assert np.abs(got * got_outer[:, None] - want * outer[:, None]).max() <= size * 2.0**-3
 
 
+def windowed(kv, score, ape, last, ratio, d):
+    """f32 [D]: the last c * ratio tokens up to position `last`, the older half by its first D channels."""
+    windows = kv.shape[1] // d
+    tokens = np.arange(max(last + 1 - windows * ratio, 0), last + 1)
+    younger = tokens > last - ratio
+    channels = [slice(d, 2 * d) if windows == 2 and y else slice(0, d) for y in younger]
+    value = np.stack([kv[t, c] for t, c in zip(tokens, channels, strict=True)]).astype(np.float64)
+    s = np.stack([(score[t] + ape[t % ratio])[c] for t, c in zip(tokens, channels, strict=True)]).astype(np.float64)
+    p = np.exp(s - s.max(axis=0))
+    return ((value * p).sum(axis=0) / p.sum(axis=0)).astype(F32)
+
+
+@given(
+    seed=seeds,
+    window=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (16, 1), (128, 1)]),
+    steps=st.integers(1, 4),
+    format=st.sampled_from(["fp8", "mxfp4", "f32"]),
+)
+def test_compress_k(backend, seed, window, steps, format):
+    """One request, its tokens in several steps: every key row is its window's, whatever lay in the rows of the call."""
+    rng = np.random.default_rng(seed)
+    (ratio, windows), d, page_size = window, 32, 4
+    tokens, dim = int(rng.integers(1, 5 * ratio + 3)), 16
+    kv, score = (rng.normal(size=(tokens, windows * d)).astype(F32) for _ in range(2))
+    ape = rng.normal(size=(ratio, windows * d)).astype(F32)
+    weight, cos_sin = rng.normal(size=d).astype(F32), rng.normal(size=(tokens, dim)).astype(F32)
+    ring = windows * ratio
+    state = np.zeros((1, ring, 2 * windows * d), F32)
+    table = rng.permutation(10).astype(np.int32)
+    cache = topkey.KeyCache(
+        np.full((10, page_size * sum(key_formulas.row_bytes(format, d))), 0xAB, np.uint8), page_size, d, format
+    )
+    cuts = [0, *np.sort(rng.integers(0, tokens + 1, steps - 1)).tolist(), tokens]
+    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+        positions = np.arange(first, last)
+        slots = [slot_of(p // ratio, table, page_size) if (p + 1) % ratio == 0 else -1 for p in positions]
+        topkey.compress_k(
+            kv[first:last], score[first:last], ape, positions, np.array(slots, np.int64), cache, state=state,
+            state_slots=positions % ring, query_start=np.array([0, last - first], np.int32), rms_weight=weight,
+            cos_sin=cos_sin, exec=topkey.Exec(backend=backend),
+        )  # fmt: skip
+    for g in range(tokens // ratio):
+        x = windowed(kv, score, ape, (g + 1) * ratio - 1, ratio, d)[None]
+        x = quantize.norm(x, "rms", weight, None, F32(1e-6))
+        want = quantize.rope(x, np.array([g * ratio]), cos_sin, dim, "interleaved", "trailing")[0]
+        page, row = divmod(slot_of(g, table, page_size), page_size)
+        raw = key_formulas.read_row(cache.pages, cache, page, row)
+        got, outer = key_formulas.decode(format, *(part[None] for part in raw))
+        # exp may differ, and a code is half a step from what it stands for: 2^-4, of e2m1 2^-2 of its block.
+        step = {"fp8": 2.0**-3, "mxfp4": 0.3, "f32": 2.0**-16}[format]
+        assert np.abs(np.asarray(got) * np.reshape(outer, (-1, 1)) - want).max() <= np.abs(want).max() * step
+
+
 @given(seed=seeds, pool_size=st.integers(1, 5), by=st.sampled_from(["end", "positions", None]))
 def test_expand_pools(backend, seed, pool_size, by):
     rng = np.random.default_rng(seed)

@@ -17,6 +17,7 @@
 
 #include "bench_cases.h"
 #include "bench_gpu.h"
+#include "bench_producers.h"
 #include "ceilings.h"
 #include "command.h"
 
@@ -35,7 +36,7 @@ struct Options {
 };
 
 struct Times {
-  double median = 0, least = 0;
+  double median = 0, least = 0;  ///< seconds
 };
 
 double median(std::vector<double>& values) {
@@ -43,17 +44,17 @@ double median(std::vector<double>& values) {
   return values[values.size() / 2];
 }
 
-/// Medians over at least 7 calls and about a second, of each of several calls made in turn, and the median of `ceiling`
+/// Medians over at least 7 calls and about `least` seconds, of each of several calls made in turn, and the median of `ceiling`
 /// taken between them: what the machine and its neighbours do meanwhile meets all of them alike.
 std::vector<Times> time_calls(const std::vector<std::function<void()>>& calls, const std::function<double()>& ceiling,
-                              double* rate) {
+                              double least, double* rate) {
   std::vector<std::vector<double>> seconds(calls.size());
   std::vector<double> rates;
-  for (double spent = 0; spent < 1.0 || seconds[0].size() < 7;) {
+  for (double spent = 0; spent < least || seconds[0].size() < 7;) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // OpenMP's threads spin a while after a call
     rates.push_back(ceiling());
     for (const auto& call : calls) call();  // the first after a pause is slow
-    for (const double begin = now(); now() - begin < 0.1; spent += seconds.back().back()) {
+    for (const double begin = now(); now() - begin < least / 10; spent += seconds.back().back()) {
       for (size_t i = 0; i < calls.size(); ++i) {
         const double start = now();
         calls[i]();
@@ -134,20 +135,35 @@ class Bench {
   }
 
   Exit run() {
-    const std::vector<BenchCase> cases = suite_cases(options_.suite, threads_, options_.quick);
-    const bool exact =
-        std::any_of(cases.begin(), cases.end(), [&](const BenchCase& c) { return c.name == options_.only; });
-    const auto wanted = [&](const BenchCase& c) {
+    std::vector<BenchCase> cases;
+    if (options_.suite != "producers") cases = suite_cases(options_.suite, threads_, options_.quick);
+    const std::vector<ProducerCase> producers = producer_cases(options_.quick);
+    std::vector<std::string> names;
+    for (const BenchCase& c : cases) names.push_back(c.name);
+    for (const ProducerCase& c : producers) names.push_back(c.name);
+    const bool exact = std::find(names.begin(), names.end(), options_.only) != names.end();
+    const auto wanted = [&](const auto& c) {
       return exact ? c.name == options_.only : c.name.find(options_.only) != std::string::npos;
     };
-    if (std::none_of(cases.begin(), cases.end(), wanted)) {
+    const bool searches = std::any_of(cases.begin(), cases.end(), wanted),
+               moves = std::any_of(producers.begin(), producers.end(), wanted);
+    if (!searches && !moves)
       throw Failure(fmt::format("bench: --only must be (part of) a case's name, got {}", options_.only));
+    CopyLoop copy(threads_, size_t{options_.quick ? 16U : 256U} << 20);
+    measure_ceilings(copy, searches);
+    if (searches) {
+      fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", "case", "threads", "median", "GFLOP/s",
+                 "of peak", "of sgemm", "must", "times", "at most");
+      for (const BenchCase& c : cases) {
+        if (wanted(c)) run_case(c, cases);
+      }
     }
-    measure_ceilings();
-    fmt::print("{:<34} {:>8} {:>12} {:>12} {:>9} {:>9} {:>7} {:>8} {:>8}\n", "case", "threads", "median", "GFLOP/s",
-               "of peak", "of sgemm", "must", "times", "at most");
-    for (const BenchCase& c : cases) {
-      if (wanted(c)) run_case(c, cases);
+    if (moves) {
+      fmt::print("{}{:<42} {:>8} {:>12} {:>12} {:>9} {:>12}\n", searches ? "\n" : "", "case", "threads", "median",
+                 "GB/s", "of copy", "a row");
+      for (const ProducerCase& c : producers) {
+        if (wanted(c)) run_producer(c, copy);
+      }
     }
     if (!options_.json.empty()) write();
     return kDone;
@@ -156,20 +172,29 @@ class Bench {
  private:
   std::string backend() const { return options_.backend.empty() ? "cpu" : options_.backend; }
 
-  void measure_ceilings() {
-    const double peak = fma_peak(isa_, 1), peak_all = fma_peak(isa_, threads_);
-    const double copy = copy_bandwidth(threads_);
-    sgemm_ = sgemm_rate(16384, 512, 128, threads_);
+  /// Those of arithmetic only where something is searched.
+  void measure_ceilings(CopyLoop& loop, bool searches) {
+    double copy = 0;
+    for (int round = 0; round < 5; ++round) copy = std::max(copy, loop.rate());
     fmt::print("backend {} on {}, {} threads\n", backend(), isa_.empty() ? "plain C++" : isa_, threads_);
-    fmt::print("FMA loop {:.1f} GFLOP/s on 1 thread, {:.1f} on {}; copy {:.1f} GB/s; ", peak / 1e9, peak_all / 1e9,
-               threads_, copy / 1e9);
-    fmt::print("{}\n\n", sgemm_.found
+    Json& found = json_["ceilings"] = {{"isa", isa_},
+                                       {"fma_gflops_1", nullptr},
+                                       {"fma_gflops", nullptr},
+                                       {"copy_gbytes", nullptr},
+                                       {"sgemm_gflops", nullptr},
+                                       {"sgemm_core", nullptr}};
+    found["copy_gbytes"] = copy / 1e9;
+    if (searches) {
+      const double peak = fma_peak(isa_, 1), peak_all = fma_peak(isa_, threads_);
+      sgemm_ = sgemm_rate(16384, 512, 128, threads_);
+      fmt::print("FMA loop {:.1f} GFLOP/s on 1 thread, {:.1f} on {}; ", peak / 1e9, peak_all / 1e9, threads_);
+      fmt::print("{}; ", sgemm_.found
                              ? fmt::format("OpenBLAS sgemm {:.1f} GFLOP/s, core {}", sgemm_.flops / 1e9, sgemm_.core)
                              : "no OpenBLAS here");
-    json_["ceilings"] = {
-        {"isa", isa_}, {"fma_gflops_1", peak / 1e9}, {"fma_gflops", peak_all / 1e9}, {"copy_gbytes", copy / 1e9}};
-    json_["ceilings"]["sgemm_gflops"] = sgemm_.found ? Json(sgemm_.flops / 1e9) : Json(nullptr);
-    json_["ceilings"]["sgemm_core"] = sgemm_.found ? Json(sgemm_.core) : Json(nullptr);
+      found["fma_gflops_1"] = peak / 1e9, found["fma_gflops"] = peak_all / 1e9;
+      if (sgemm_.found) found["sgemm_gflops"] = sgemm_.flops / 1e9, found["sgemm_core"] = sgemm_.core;
+    }
+    fmt::print("copy {:.1f} GB/s, read and written\n\n", copy / 1e9);
   }
 
   void run_case(const BenchCase& c, const std::vector<BenchCase>& cases) {
@@ -182,8 +207,36 @@ class Bench {
     double peak = 0;
     const int threads = calls[0]->exec.threads;
     const std::vector<Times> times = time_calls(
-        functions, [&] { return fma_peak(isa_, threads, 2); }, &peak);  // the first round wakes the cores
+        functions, [&] { return fma_peak(isa_, threads, 2); }, seconds(), &peak);  // the first round wakes the cores
     report(*calls[0], times, peak);
+  }
+  /// About as long as each case is timed.
+  double seconds() const { return options_.quick ? 0.02 : 1.0; }
+
+  void run_producer(const ProducerCase& c, CopyLoop& copy) {
+    const std::shared_ptr<ProducerCall> call = prepare_producer(c, backend(), threads_);
+    double rate = 0;
+    const Times times = time_calls(
+        {[call] { call->run(); }}, [&] { return copy.rate(); }, seconds(), &rate)[0];
+    const double floor = call->bytes / rate;
+    fmt::print("{:<42} {:>8} {:>12} {:>12.1f} {:>7.1f} % {:>12}\n", c.name, call->exec.threads, duration(times.median),
+               call->bytes / times.median / 1e9, 100 * floor / times.median,
+               fmt::format("{:.1f} ns", times.median / static_cast<double>(call->units) * 1e9));
+    std::fflush(stdout);
+    const std::string& op = c.sample.op;
+    const bool queries = op == "quantize_q", expands = op == "expand_pools";
+    Json row = {{"op", op}, {"case", c.name}, {"backend", backend()}, {"arithmetic", nullptr}, {"numerics", nullptr}};
+    row["format"] = expands ? Json(nullptr) : Json(format_name(c.sample.spec.format));
+    row["heads"] = queries ? Json(c.sample.spec.heads) : Json(nullptr);
+    row["head_dim"] = expands ? Json(nullptr) : Json(c.sample.spec.head_dim);
+    row.update({{"rows", call->units}, {"keys", nullptr}, {"next_n", nullptr}});
+    row["topk"] = expands ? Json(c.sample.topk) : Json(nullptr);
+    row.update({{"pattern", "normal"}, {"threads", call->exec.threads}, {"heat", nullptr}, {"graph", nullptr}});
+    row.update({{"median_us", times.median * 1e6}, {"min_us", times.least * 1e6}, {"floor_us", floor * 1e6}});
+    row.update({{"fraction", floor / times.median}, {"bytes", call->bytes}, {"copy_gbytes", rate / 1e9}});
+    row.update({{"peer", nullptr}, {"peer_us", nullptr}, {"must_us", nullptr}, {"target_us", nullptr}});
+    row.update({{"workspace_bytes", call->exec.workspace_bytes}, {"rescans", nullptr}, {"util", nullptr}});
+    json_["rows"].push_back(std::move(row));
   }
 
   /// times: of the case and, where it has one, of the case it is held against.
@@ -259,14 +312,21 @@ class Bench {
   Json json_;
 };
 
+bool on_host(const std::string& backend) {
+  const std::vector<BackendInfo> all = backends();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const BackendInfo& info) { return info.name == backend && info.device == Device::cpu; });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* bench = app.add_subcommand("bench", "Time whole calls beside the machine's ceilings");
-  bench->add_option("--suite", options->suite,
-                    "cpu: the CPU backend's table (default); on a GPU: performance, or a part of it: decode, prefill, "
-                    "select, producers, worst");
+  bench->add_option(
+      "--suite", options->suite,
+      "cpu: the CPU backend's table (default), its part producers with --backend cpu; on a GPU: performance, "
+      "or a part of it: decode, prefill, select, producers, worst");
   bench->add_option("--rows", options->rows, "of a GPU's suite: only cases whose name has this regular expression");
   bench->add_option("--against", options->against,
                     "of deep_gemm,flashinfer,vllm,sgl_kernel: time what is installed of these beside TopKey, on a GPU");
@@ -288,7 +348,8 @@ void add_bench(CLI::App& app, Action& action) {
       gpu.suite = options->suite, gpu.rows = options->rows, gpu.backend = options->backend;
       gpu.json = options->json, gpu.commit = options->commit, gpu.quick = options->quick;
       if (!options->against.empty()) return bench_against(options->against, gpu);
-      if (is_gpu_suite(options->suite)) return bench_gpu(gpu);
+      const bool host = options->suite == "producers" && on_host(options->backend);
+      if (is_gpu_suite(options->suite) && !host) return bench_gpu(gpu);
       return Bench(*options).run();
     };
   });

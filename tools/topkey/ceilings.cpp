@@ -12,11 +12,11 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <thread>
-#include <vector>
 
 #include "command.h"
 
@@ -110,14 +110,17 @@ double fma_peak(const std::string& isa, int threads, int rounds) {
   });
 }
 
-double copy_bandwidth(int threads) {
-  constexpr size_t kBytes = size_t{256} << 20;
-  return together(threads, 5, [] {
-    const std::vector<char> from(kBytes, 1);
-    std::vector<char> to(kBytes, 2);
+CopyLoop::CopyLoop(int threads, size_t bytes) {
+  for (int t = 0; t < threads; ++t) from_.emplace_back(bytes, 1), to_.emplace_back(bytes, 2);
+}
+
+double CopyLoop::rate() {
+  std::atomic<size_t> next{0};
+  return together(static_cast<int>(from_.size()), 1, [&] {
+    const size_t mine = next++;
     const double start = now();
-    std::memcpy(to.data(), from.data(), kBytes);
-    return 2.0 * static_cast<double>(kBytes) / (now() - start);
+    std::memcpy(to_[mine].data(), from_[mine].data(), from_[mine].size());
+    return 2.0 * static_cast<double>(from_[mine].size()) / (now() - start);
   });
 }
 

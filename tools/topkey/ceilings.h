@@ -5,14 +5,24 @@
 // without its ceiling says little.
 #pragma once
 #include <string>
+#include <vector>
 
 namespace topkey::cli {
 
 /// FLOP/s of fused multiply-adds in registers, all threads at once, with the vectors of `isa` (Highway's name;
 /// others: scalar).
 double fma_peak(const std::string& isa, int threads, int rounds = 5);
-/// Bytes/s of memcpy over 256 MiB a thread, bytes read plus bytes written.
-double copy_bandwidth(int threads);
+
+/// memcpy of all threads at once, each between two buffers of its own that are filled once.
+class CopyLoop {
+ public:
+  CopyLoop(int threads, size_t bytes);
+  /// Bytes/s of one round, bytes read plus bytes written.
+  double rate();
+
+ private:
+  std::vector<std::vector<char>> from_, to_;
+};
 
 struct Sgemm {
   bool found = false;

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "check_call.h"
+#include "check_pools.h"
 #include "command.h"
 #include "progress.h"
 #include "sample.h"
@@ -118,8 +119,9 @@ struct Tally {
 class RandomCheck {
  public:
   explicit RandomCheck(const Options& options) : options_(options), backends_(usable_backends(options.backend)) {
-    ops_ = options.op.empty() ? support::operation_names() : std::vector<std::string>{options.op};
-    const std::vector<std::string> all = support::operation_names();
+    std::vector<std::string> all = support::operation_names();
+    all.emplace_back(kPools);
+    ops_ = options.op.empty() ? all : std::vector<std::string>{options.op};
     if (std::find(all.begin(), all.end(), ops_[0]) == all.end()) {
       throw Failure(fmt::format("check: op must be one of {}; got {}", fmt::join(all, ", "), support::shown(ops_[0])));
     }
@@ -140,8 +142,18 @@ class RandomCheck {
 
  private:
   void one(const std::string& op, uint64_t seed) {
-    const auto trace = std::make_shared<support::Trace>(make_sample(random_sample(op, seed)));
-    const std::vector<Finding> findings = check_trace(trace, backends_, 0);
+    std::shared_ptr<const support::Trace> trace;
+    std::vector<Finding> findings;
+    if (op == kPools) {  // each backend has caches of its own
+      for (const std::string& backend : backends_) {
+        PoolFindings found = check_pools(seed, backend);
+        if (trace == nullptr) trace = found.differing;
+        for (Finding& finding : found.findings) findings.push_back(std::move(finding));
+      }
+    } else {
+      trace = std::make_shared<support::Trace>(make_sample(random_sample(op, seed)));
+      findings = check_trace(trace, backends_, 0);
+    }
     for (const std::string& backend : backends_) ++tally_[{backend, op}].cases;
     for (const Finding& finding : findings) {
       Tally& tally = tally_[{finding.backend, op}];
@@ -154,11 +166,12 @@ class RandomCheck {
       if (finding.report.name == "scores") tally.worst = std::max(tally.worst, finding.report.worst);
       if (!finding.report.ok) ++tally.differ;
     }
-    if (!all_ok(findings)) tell(op, seed, *trace, findings);
+    if (!all_ok(findings)) tell(op, seed, trace.get(), findings);
   }
 
-  void tell(const std::string& op, uint64_t seed, const support::Trace& trace, const std::vector<Finding>& findings) {
-    if (differ_++ == 0 && !options_.save.empty()) support::write_trace(options_.save, trace);
+  /// trace: null where the stages of a layer are right one by one.
+  void tell(const std::string& op, uint64_t seed, const support::Trace* trace, const std::vector<Finding>& findings) {
+    if (differ_++ == 0 && !options_.save.empty() && trace != nullptr) support::write_trace(options_.save, *trace);
     std::FILE* out = options_.json ? stderr : stdout;
     for (const Finding& finding : findings) {
       if (finding.report.ok) continue;
@@ -230,7 +243,8 @@ void add_check(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand("check", "Hold every backend against the oracle, itself and the reference");
   sub->add_option("traces", options->traces, "Traces to check");
   sub->add_flag("--random", options->random, "Random cases instead of traces");
-  sub->add_option("--op", options->op, "Random cases of this operation only");
+  sub->add_option("--op", options->op,
+                  "Random cases of this operation only; pools: pool_k, search, expand_pools and the layer over them");
   sub->add_option("--backend", options->backend, "This backend only (default: all that can be used)");
   sub->add_option("--seed", options->seed, "First seed of the random cases")
       ->check(CLI::Range(int64_t{0}, kMostSeed))

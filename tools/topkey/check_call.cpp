@@ -190,7 +190,7 @@ class Checker {
     } else if constexpr (requires { support::compare_selection(a, stats); }) {
       return {support::compare_selection(a, stats)};
     } else {
-      return check_producer(a, call_.trace(), exec_);
+      return check_producer(a, call_.trace(), exec_, stats);
     }
   }
 

@@ -27,8 +27,8 @@ std::vector<Finding> check_trace(const std::shared_ptr<const support::Trace>& tr
                                  const std::vector<std::string>& backends, int64_t rows);
 
 /// Outputs of finished producers against a second formulation; empty for other operations (check_producers.cpp). The
-/// trace has what an operation that goes on from a state found there.
+/// trace has what an operation that goes on from a state found there; stats: what the call counted, from zero.
 std::vector<support::Report> check_producer(const support::CallArgs& args, const support::Trace& trace,
-                                            const Exec& exec);
+                                            const Exec& exec, const uint64_t* stats);
 
 }  // namespace topkey::cli

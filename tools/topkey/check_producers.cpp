@@ -248,7 +248,8 @@ Array state_of(const support::Trace& trace, const char* name) {
 
 }  // namespace
 
-std::vector<Report> check_producer(const support::CallArgs& args, const support::Trace& trace, const Exec& exec) {
+std::vector<Report> check_producer(const support::CallArgs& args, const support::Trace& trace, const Exec& exec,
+                                   const uint64_t* stats) {
   if (const auto* a = std::get_if<ExpandRows>(&args)) return {check_rows(*a)};
   if (const auto* a = std::get_if<ToSlots>(&args)) return {check_slots(*a)};
   if (const auto* a = std::get_if<StoreK>(&args)) return {check_store(*a, exec)};
@@ -256,12 +257,12 @@ std::vector<Report> check_producer(const support::CallArgs& args, const support:
   if (const auto* a = std::get_if<GatherK>(&args)) return {check_gather(*a)};
   if (const auto* a = std::get_if<QuantizeQ>(&args)) return {check_query(*a)};
   if (const auto* a = std::get_if<PoolK>(&args)) {
-    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "tail")))};
+    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "tail")), stats)};
   }
   if (const auto* a = std::get_if<CompressK>(&args)) {
-    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "state")))};
+    return {support::compare_replay(*a, support::replay(*a, state_of(trace, "state")), stats)};
   }
-  if (const auto* a = std::get_if<ExpandPools>(&args)) return {support::compare_expansion(*a, a->pools)};
+  if (const auto* a = std::get_if<ExpandPools>(&args)) return {support::compare_expansion(*a, a->pools, stats)};
   return {};
 }
 

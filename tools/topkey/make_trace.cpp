@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 
 #include "command.h"
 #include "sample.h"
@@ -59,16 +60,59 @@ void check(const support::ProblemSpec& spec) {
   check_tiles(spec);
 }
 
-void check_stride(const Sample& sample) {
-  const support::ProblemSpec& spec = sample.spec;
+/// Traces keep strides up to twice a page: what lies between pages is no part of a call.
+void check_stride(const support::ProblemSpec& spec) {
   if (spec.page_stride == 0) return;
-  if (sample.op != "paged_mqa_topk" && sample.op != "paged_mqa_logits")
-    throw Failure("make-trace: page-stride must be 0 but for paged_mqa_topk and paged_mqa_logits, got " +
-                  std::to_string(spec.page_stride));
   const int64_t bytes = page_layout(spec.format, spec.layout, spec.page_size, spec.head_dim).page_bytes;
-  if (spec.page_stride < bytes || spec.page_stride % 4 != 0)
-    throw Failure(fmt::format("make-trace: page-stride must be 0, or a multiple of 4 from {} bytes on, got {}", bytes,
-                              spec.page_stride));
+  if (spec.page_stride < bytes || spec.page_stride > 2 * bytes || spec.page_stride % 4 != 0)
+    throw Failure(fmt::format("make-trace: page-stride must be 0, or a multiple of 4 from {} to {} bytes, got {}",
+                              bytes, 2 * bytes, spec.page_stride));
+}
+
+/// The options that change what a sample of an operation holds, each with a space on both sides. --output, --op and
+/// --seed are for all.
+std::string_view options_of(const std::string& op) {
+  if (op == "mqa_logits") return " --format --heads --head-dim --rows --keys --pattern --scale --windows --exact ";
+  if (op == "mqa_topk")
+    return " --format --heads --head-dim --rows --keys --topk --pattern --scale --windows --exact --expected ";
+  if (op == "paged_mqa_logits")
+    return " --format --heads --head-dim --rows --keys --requests --page-size --layout --page-stride --next-n "
+           "--pattern --scale --windows --exact ";
+  if (op == "paged_mqa_topk")
+    return " --format --heads --head-dim --rows --keys --topk --requests --page-size --layout --page-stride --next-n "
+           "--pattern --scale --windows --exact --expected ";
+  if (op == "topk" || op == "merge_topk") return " --rows --keys --topk --pattern --expected ";
+  if (op == "select_blocks") return " --rows --keys --topk --pattern ";
+  if (op == "expand_rows") return " --rows --keys --requests --page-size ";
+  if (op == "to_slots") return " --rows --keys --topk --requests --page-size ";
+  if (op == "expand_pools") return " --rows --keys --topk --expected ";
+  if (op == "quantize_q") return " --format --heads --head-dim --rows ";
+  if (op == "quantize_k") return " --format --head-dim --keys --scale ";
+  if (op == "store_k") return " --format --head-dim --keys --page-size --layout --scale ";
+  if (op == "gather_k")
+    return " --format --head-dim --keys --requests --page-size --layout --page-stride --pattern --scale --exact ";
+  if (op == "pool_k") return " --format --head-dim --keys --requests --page-size --scale ";
+  if (op == "compress_k") return " --format --head-dim --keys --requests --page-size ";
+  throw Failure(fmt::format("make-trace: op must be one of {}; got {}", fmt::join(support::operation_names(), ", "),
+                            support::shown(op)));
+}
+
+/// An option that would do nothing is a misunderstanding, and said to be one.
+void check_options(const Sample& sample, const CLI::App& sub) {
+  const std::string_view used = options_of(sample.op);
+  for (const CLI::Option* option : sub.get_options()) {
+    const std::string name = option->get_name();
+    const bool common = name == "--output" || name == "--op" || name == "--seed";
+    if (option->count() > 0 && !common && used.find(" " + name + " ") == std::string_view::npos)
+      throw Failure(
+          fmt::format("make-trace: {} must be absent with --op {}, which has no use for it; got one", name, sample.op));
+  }
+  const support::ProblemSpec& spec = sample.spec;
+  if (spec.next_n > 1 && sub.count("--rows") > 0 && spec.rows != int64_t{spec.requests} * spec.next_n)
+    throw Failure(fmt::format("make-trace: rows must be requests * next-n, {}, or absent; got {}",
+                              int64_t{spec.requests} * spec.next_n, spec.rows));
+  if (sample.op == "pool_k" && (spec.head_dim & (spec.head_dim - 1)) != 0)
+    throw Failure(fmt::format("make-trace: head-dim must be a power of two for pool_k, got {}", spec.head_dim));
 }
 
 /// Runs the trace on `ref` and stores the answers under expected_*.
@@ -82,8 +126,9 @@ void add_expected(support::Trace& trace) {
   }
 }
 
-Exit make(Options& options) {
+Exit make(Options& options, const CLI::App& sub) {
   support::ProblemSpec& spec = options.sample.spec;
+  check_options(options.sample, sub);
   spec.format = support::format_by_name(options.format);
   if (!support::pattern_of(options.pattern, &spec.pattern)) {
     std::string names;
@@ -99,13 +144,8 @@ Exit make(Options& options) {
     spec.addressing = support::Addressing::next_n;
     spec.rows = int64_t{spec.requests} * spec.next_n;
   }
-  const std::vector<std::string> names = support::operation_names();
-  if (std::find(names.begin(), names.end(), options.sample.op) == names.end()) {
-    throw Failure(fmt::format("make-trace: op must be one of {}; got {}", fmt::join(names, ", "),
-                              support::shown(options.sample.op)));
-  }
   check(spec);
-  check_stride(options.sample);
+  check_stride(spec);
   support::Trace trace = make_sample(options.sample);
   if (options.expected) add_expected(trace);
   trace.metadata["pattern"] = options.pattern;
@@ -155,7 +195,7 @@ void add_make_trace(CLI::App& app, Action& action) {
   sub->add_option("--seed", spec.seed, "Seed")->check(CLI::Range(int64_t{0}, kMostSeed))->capture_default_str();
   sub->add_flag("--exact", spec.exact, "Inputs on which every backend must agree bit for bit");
   sub->add_flag("--expected", options->expected, "Store the answers of backend ref too");
-  sub->callback([options, &action] { action = [options] { return make(*options); }; });
+  sub->callback([options, sub, &action] { action = [options, sub] { return make(*options, *sub); }; });
 }
 
 }  // namespace topkey::cli

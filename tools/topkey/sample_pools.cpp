@@ -68,8 +68,8 @@ void pool(const Sample& sample, Random& random, Trace& trace) {
   const support::ProblemSpec& spec = sample.spec;
   int64_t head_dim = 1;
   while (2 * head_dim <= spec.head_dim) head_dim *= 2;
-  const int64_t sizes[] = {4, 1, 2, 16};
-  const int64_t size = sample.options ? sizes[random.below(4)] : 4,
+  const int64_t sizes[] = {4, 1, 2, 16, 64};
+  const int64_t size = sample.options ? sizes[random.below(5)] : 4,
                 ring = size * (sample.options ? 1 << random.below(3) : 2);
   const TokenRows t = draw_rows(spec, random, size, ring);
   const int64_t rows = spec.keys;
@@ -96,9 +96,9 @@ void compress(const Sample& sample, Random& random, Trace& trace) {
   const TokenRows t = draw_rows(spec, random, ratio, ring);
   const int64_t rows = spec.keys;
   put_cache(spec, head_dim, t.groups, trace);
-  const char* dtypes[] = {"F32", "BF16"};
-  trace.tensors["kv"] = normals(random, dtypes[random.below(2)], {rows, width});
-  trace.tensors["score"] = normals(random, dtypes[random.below(2)], {rows, width});
+  const auto dtype = [&] { return sample.options && random.chance(0.5) ? "BF16" : "F32"; };
+  trace.tensors["kv"] = normals(random, dtype(), {rows, width});
+  trace.tensors["score"] = normals(random, dtype(), {rows, width});
   trace.tensors["ape"] = normals(random, "F32", {ratio, width});
   trace.tensors["positions"] = longs(t.positions);
   trace.tensors["slot_mapping"] = longs(t.slots);
@@ -114,8 +114,8 @@ void compress(const Sample& sample, Random& random, Trace& trace) {
 
 void expand(const Sample& sample, Random& random, Trace& trace) {
   const support::ProblemSpec& spec = sample.spec;
-  const int64_t sizes[] = {4, 1, 2, 16};
-  const int64_t size = sample.options ? sizes[random.below(4)] : 4;
+  const int64_t sizes[] = {4, 1, 2, 16, 64};
+  const int64_t size = sample.options ? sizes[random.below(5)] : 4;
   std::vector<int32_t> pools, ends;
   for (int64_t r = 0; r < spec.rows; ++r) {
     ends.push_back(static_cast<int32_t>(random.between(sample.options ? -1 : 0, spec.keys)));
