@@ -43,6 +43,12 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall,-We
 # A target of its own, made after the language is there. Its objects go into libtopkey.
 file(GLOB topkey_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
 add_library(topkey_cuda OBJECT ${topkey_cuda_sources})
+if(TOPKEY_CUDA_QUICK AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+  # Not Hopper's: only in optimised code does ptxas tell whether wgmma is serialised.
+  set(topkey_cuda_quick ${topkey_cuda_sources})
+  list(FILTER topkey_cuda_quick EXCLUDE REGEX "_sm90\\.cu$")
+  set_source_files_properties(${topkey_cuda_quick} PROPERTIES COMPILE_OPTIONS --Ofast-compile=max)
+endif()
 set_target_properties(topkey_cuda PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static)
 # CMake 3.25 knows no flag of nvcc 13 for C++20, which the C++ sources ask for; device code is C++17.
 set_target_properties(topkey_cuda PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)

@@ -7,7 +7,7 @@ set -eu
 source=$1 work=$3
 rm -rf "$work/prefix"
 
-cmake -S "$source" -B "$work/build" -DBUILD_SHARED_LIBS=ON -DTOPKEY_BUILD_TOOLS=OFF >/dev/null
+cmake -S "$source" -B "$work/build" -DBUILD_SHARED_LIBS=ON -DTOPKEY_BUILD_TOOLS=OFF -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" >/dev/null
 cmake --build "$work/build"
 cmake --install "$work/build" --prefix "$work/prefix" >/dev/null
 library=$(find "$work/prefix" -name libtopkey.so)
