@@ -9,6 +9,7 @@
 #include "cuda/check.h"
 #include "cuda/decode_sm90.h"
 #include "cuda/device/decode_answer.cuh"
+#include "cuda/key_boxes.h"
 #include "cuda/stages.h"
 #include "cuda/workspace.h"
 

@@ -13,6 +13,7 @@
 #include "cuda/device/prefill_score.cuh"
 #include "cuda/prefill_sm90.h"
 #include "cuda/stages.h"
+#include "cuda/tuning.h"
 #include "cuda/workspace.h"
 
 namespace topkey::cuda {
@@ -274,7 +275,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
     s.scratch[i / kMarkWords].marks[i % kMarkWords] = 0;
   __syncthreads();
   if (threadIdx.x >= kPrefillGroups * 128) {
-    give_registers<40>();
+    give_registers<kHeads == 32 ? 24 : 40>();
     const uint32_t thread = threadIdx.x - kPrefillGroups * 128;
     if (thread < 32) {
       KeyAsker(job, s, codes, kPrefillGroups * group_rows_of(kHeads)).run();
@@ -282,7 +283,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
       bring_queries<kHeads>(job, s, queries, thread - 32);
     }
   } else {
-    take_registers<232>();
+    take_registers<kHeads == 32 ? 240 : 232>();
     PrefillScorer<kHeads>(job, s, codes, queries).run();
   }
 #endif

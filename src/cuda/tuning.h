@@ -47,12 +47,6 @@ constexpr int kMaxTileRows = 8;
 /// Prefill on Hopper (prefill_sm90.cu). Query rows from which it is taken, and winners up to which its lists suit.
 constexpr int64_t kPrefillRows = 257;
 constexpr int64_t kPrefillTopk = 2048;
-/// Stages of 64 keys under way.
-constexpr int kPrefillStages = 8;
-/// Units of the sample that gives a row its threshold: 2,048 keys.
-constexpr int kSampleUnits = 32;
-/// Units after which lists are looked at: a column takes two entries a unit at most.
-constexpr uint32_t kCheckUnits = 8;
 /// Entries of a list's column, and the room for all lists: with the facts less than 64 MiB.
 constexpr int64_t kListLength = 192;
 constexpr int64_t kPrefillListBytes = int64_t{58} << 20;

@@ -4,10 +4,10 @@
 // equal contiguous slices to thread blocks. Every thread block works it out for itself from the lengths that it finds.
 #pragma once
 #include "cuda/device/emit.cuh"
+#include "cuda/device/key_boxes.cuh"
 #include "cuda/device/look.cuh"
 #include "cuda/device/select.cuh"
 #include "cuda/device/tiles_sm90.cuh"
-#include "cuda/key_boxes.h"
 
 namespace topkey::cuda {
 

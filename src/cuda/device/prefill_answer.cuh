@@ -51,11 +51,11 @@ __device__ __forceinline__ void answer_unscored(const PrefillJob& job, int32_t r
   writer.fill(used);
 }
 
-/// Hands out the marked positions from `base` on, `used` before them. Leaves the map empty.
-template <class Put>
+/// put(rank, position) for the marked positions from `base` on, of which `used` come before. Leaves the map empty.
+template <bool kMayBeDense, class Put>
 __device__ __forceinline__ uint32_t each_mark(SelectScratch& w, int32_t base, uint32_t words, uint32_t used,
                                               const Put& put) {
-  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t lane = threadIdx.x & 31, below = (1u << lane) - 1;
 #pragma unroll 1
   for (uint32_t first = 0; first < words; first += 32) {
     uint32_t bits = w.marks[first + lane];
@@ -67,10 +67,20 @@ __device__ __forceinline__ uint32_t each_mark(SelectScratch& w, int32_t base, ui
       const uint32_t other = __shfl_up_sync(~0u, before, step);
       if (lane >= static_cast<uint32_t>(step)) before += other;
     }
+    const uint32_t total = __shfl_sync(~0u, before, 31);
     uint32_t at = used + before - own;
-    used += __shfl_sync(~0u, before, 31);
-    const int32_t origin = base + static_cast<int32_t>((first + lane) * 32);
-    for (; bits != 0; bits &= bits - 1) put(at++, origin + __ffs(static_cast<int>(bits)) - 1);
+    used += total;
+    const int32_t origin = base + static_cast<int32_t>(first * 32);
+    if (kMayBeDense && total >= kDenseMarks) {  // a word at a time, a lane a bit
+#pragma unroll 8
+      for (uint32_t word = 0; word < 32; ++word) {
+        const uint32_t all = __shfl_sync(~0u, bits, word), rank = __shfl_sync(~0u, at, word);
+        if (all >> lane & 1u) put(rank + __popc(all & below), origin + static_cast<int32_t>(word * 32 + lane));
+      }
+    } else {  // a lane a word
+      const int32_t own_origin = origin + static_cast<int32_t>(lane * 32);
+      for (; bits != 0; bits &= bits - 1) put(at++, own_origin + __ffs(static_cast<int>(bits)) - 1);
+    }
   }
   __syncwarp();
   return used;
@@ -78,10 +88,10 @@ __device__ __forceinline__ uint32_t each_mark(SelectScratch& w, int32_t base, ui
 __device__ __forceinline__ uint32_t hand_out_marks(SelectScratch& w, int32_t base, uint32_t words, uint32_t used,
                                                    const WarpWriter& writer) {
   if (writer.indices == nullptr)
-    return each_mark(w, base, words, used, [&](uint32_t j, int32_t p) { writer.all.put(j, p, 0.0f); });
+    return each_mark<false>(w, base, words, used, [&](uint32_t j, int32_t p) { writer.all.put(j, p, 0.0f); });
   int32_t* const indices = writer.indices;
   const int32_t add = writer.add;
-  return each_mark(w, base, words, used, [&](uint32_t j, int32_t p) { indices[j] = p + add; });
+  return each_mark<true>(w, base, words, used, [&](uint32_t j, int32_t p) { indices[j] = p + add; });
 }
 
 /// What one warp does with one row's list.
@@ -125,10 +135,21 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t) {
     const int32_t from = static_cast<int32_t>(base);
     const bool first = from == low;
     if (binned) {
-      t.list.each([&](uint2 entry, bool) {
-        const uint32_t bin = bins.of(__uint_as_float(entry.x)), at = entry.y - static_cast<uint32_t>(from);
-        if (bin > marked_above && at < kWindow) atomicOr(&w.marks[at / 32], 1u << (at % 32));
-        if (first && bin == c.bin) w.candidates[atomicAdd(&w.number, 1u)] = number_of(entry);
+      const uint32_t marks = shared_address(w.marks);
+      t.list.batches([&](const uint2(&entries)[RowList::kBatch], uint32_t begin) {
+        uint32_t inside = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < RowList::kBatch; ++i) {
+          const uint32_t bin = bins.of(__uint_as_float(entries[i].x));
+          const uint32_t at = entries[i].y - static_cast<uint32_t>(from);
+          set_bits_if(bin > marked_above && at < kWindow, marks + at / 32 * 4, 1u << (at % 32));
+          inside |= (bin == c.bin ? 1u : 0u) << i;
+        }
+        // Few: read again, so that no register is indexed.
+        for (; first && inside != 0; inside &= inside - 1) {
+          const uint32_t i = begin + static_cast<uint32_t>(__ffs(static_cast<int>(inside))) - 1;
+          w.candidates[atomicAdd(&w.number, 1u)] = number_of(__ldcg(t.list.column + i * kListColumns));
+        }
       });
       __syncwarp();
     }

@@ -6,11 +6,10 @@
 #pragma once
 #include "cuda/device/emit.cuh"
 #include "cuda/device/facts.cuh"
+#include "cuda/device/key_boxes.cuh"
 #include "cuda/device/keys.cuh"
 #include "cuda/device/order.cuh"
 #include "cuda/device/tiles_sm90.cuh"
-#include "cuda/key_boxes.h"
-#include "cuda/tuning.h"
 
 namespace topkey::cuda {
 
@@ -19,6 +18,10 @@ constexpr int kPrefillThreads = 128 * (kPrefillGroups + 1);
 constexpr int kPrefillColumns = 256;  ///< (row, head) columns of a warpgroup's product
 constexpr int kLoaderWarps = 3;       ///< bring queries; a fourth warp beside them the keys
 constexpr int kListColumns = 32;      ///< threads that score one row, each with a column of its list
+constexpr int kPrefillStages = 8;     ///< of 64 keys, under way
+constexpr int kSampleUnits = 32;      ///< of the sample that gives a row its threshold: 2,048 keys
+constexpr uint32_t kCheckUnits = 8;   ///< after so many the lists are looked at: two entries of a column a unit at most
+constexpr uint32_t kDenseMarks = 96;  ///< of 1,024 positions: from so many on all lanes hand out each word
 constexpr int kPrefillBins = 512;
 constexpr int kPrefillCandidates = 128;
 constexpr int kMarkWords = 1024;  ///< winners are marked in a map of so many words at a time

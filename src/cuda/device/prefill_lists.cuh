@@ -28,10 +28,11 @@ struct RowList {
     column = list + lane, count = counts[lane];
     most = __reduce_max_sync(~0u, count), total = __reduce_add_sync(~0u, count);
   }
-  /// f(entry, present) for all entries, in all lanes together; an absent one is NaN at position 0.
+  static constexpr uint32_t kBatch = 16;
+  /// f(entries, first) for all entries, a batch of each column at a time: entries first .. first + kBatch - 1, in all lanes
+  /// together. An absent one is NaN at position 0.
   template <class F>
-  __device__ __forceinline__ void each(const F& f) const {
-    constexpr uint32_t kBatch = 16;
+  __device__ __forceinline__ void batches(const F& f) const {
 #pragma unroll 1
     for (uint32_t base = 0; base < most; base += kBatch) {
       uint2 entries[kBatch];
@@ -40,9 +41,16 @@ struct RowList {
         entries[i] = uint2{kCanonicalNan, 0};
         if (base + i < count) entries[i] = __ldcg(column + (base + i) * kListColumns);
       }
-#pragma unroll
-      for (uint32_t i = 0; i < kBatch; ++i) f(entries[i], base + i < count);
+      f(entries, base);
     }
+  }
+  /// f(entry, present) for each.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
+    batches([&](const uint2(&entries)[kBatch], uint32_t first) {
+#pragma unroll
+      for (uint32_t i = 0; i < kBatch; ++i) f(entries[i], first + i < count);
+    });
   }
 };
 

@@ -79,6 +79,13 @@ __device__ __forceinline__ void store_if(bool present, void* to, uint32_t first,
                : "memory");
 }
 
+/// Sets bits of a word of shared memory, if `present`: without a branch.
+__device__ __forceinline__ void set_bits_if(bool present, uint32_t address, uint32_t bits) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p red.shared.or.b32 [%1], %2; }" ::"r"(present ? 1 : 0),
+               "r"(address), "r"(bits)
+               : "memory");
+}
+
 /// Barrier `id` (1..15) of `threads` threads.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
