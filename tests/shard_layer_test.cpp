@@ -117,6 +117,18 @@ TEST_P(ShardLayer, ProductionGeometries) {
 }
 
 /// exchange_rows by itself: any dtype, strided and contiguous, ranks without rows, nothing else touched.
+/// A step whose contexts are shorter than topk sends smaller rows, more of them at a time.
+TEST(ShardCollectives, TheWorkspaceServesShorterContexts) {
+  IndexerConfig config{};
+  config.heads = 2, config.head_dim = 32, config.topk = 2048, config.format = KeyFormat::fp8;
+  ShardSpec cut{};
+  cut.context.world_size = 2, cut.context.interleave = 1, cut.exchange_limit = 65000;
+  const SparseAttnIndexer indexer(config);
+  const IndexerLimits limits{0, 16, 16, 4096, 1};
+  // Two ranks' rows of 512 entries, 8 bytes each: seven fit the limit. Of 2,048 entries one does.
+  EXPECT_GE(sharded_workspace_bytes(indexer, limits, cut, on("ref")), size_t{7} * 2 * 512 * 8);
+}
+
 TEST(ShardCollectives, ExchangeRowsPutsSlicesIntoGlobalOrder) {
   property("exchange_rows gives every rank every slice", 200, [] {
     const auto world = static_cast<int32_t>(draw(1, 6));

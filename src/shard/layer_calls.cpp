@@ -161,9 +161,10 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
   if (context) {
     const Entries entries = entries_of(config, 0);
     const int32_t ranks = spec.context.world_size;
-    const int64_t rows = std::min(limits.max_rows, chunk_rows(entries, ranks, limit_of(spec)));
-    most = padded(static_cast<size_t>(rows * entries.row_bytes() * ranks)) +
-           std::max(alone, merge_bytes(config, entries, rows, ranks, exec));
+    // A step of shorter contexts has smaller entries, so more rows at a time, which may fill the limit better.
+    const size_t row = static_cast<size_t>(entries.row_bytes()) * static_cast<size_t>(ranks);
+    const size_t received = std::min(static_cast<size_t>(limits.max_rows) * row, std::max(limit_of(spec), row));
+    most = padded(received) + std::max(alone, merge_bytes(config, entries, limits.max_rows, ranks, exec));
   }
   if (context && prefill) most = std::max(most, gather_bytes(config, limits, spec, exec));
   if (spec.row_shards > 1) {
