@@ -389,12 +389,13 @@ __device__ __forceinline__ void keep_winners(const QuickMerge& m, int64_t row, c
   });
 }
 
-/// Where in shared memory a merge's lists lie, in words. One may be read before the first. Positions of entries that are
-/// held there are not wanted any more when the second lists are written: both begin at `entries`.
+/// Where in shared memory a merge's lists lie, in words. The word before either of them may be read and holds nothing.
+/// Positions of entries that are held there are not wanted any more when the second lists are written: both begin at
+/// `entries`.
 struct MergeRoom {
   int64_t lists, entries, words;
 
-  __host__ __device__ MergeRoom(int64_t winners, int64_t parts, int each) : lists(4), entries(4 + 2 * winners) {
+  __host__ __device__ MergeRoom(int64_t winners, int64_t parts, int each) : lists(4), entries(lists + 2 * winners + 1) {
     const int64_t second = parts > 2 ? 2 * winners : 0, held = each > kMergeHeld ? int64_t{each} * kSelectThreads : 0;
     words = entries + (second > held ? second : held);
   }
