@@ -398,7 +398,7 @@ size_t decode_bytes(const Shape& shape) {
 }
 
 bool decode_suits(const Shape& shape, const KeySource& keys, const Query& q, const Admit& admit, const Selection& out) {
-  return shape_suits(shape) && alignment_of(keys) == 16 && alignment_of(q) >= 4 &&
+  return shape_suits(shape) && keys.count < INT32_MAX - 256 && alignment_of(keys) == 16 && alignment_of(q) >= 4 &&
          reinterpret_cast<uintptr_t>(keys.scales) % 4 == 0 && keys.scale_step % 4 == 0 && admit.mask.data == nullptr &&
          admit.force_first == 0 && admit.force_last == 0 && out.order != Order::score && out.fill != Fill::repeat;
 }

@@ -217,7 +217,7 @@ class PrefillScorer {
     if (all || (thins && list.total > want))
       last = select_row({job_, w, list, f, at, want, from, to, !all || !samples(item), all});
     if (all && last.number == 0) {
-      if (lane() == 0) atomicOr(failed, 1u << row);
+      if (lane() == 0 && !item.exact) atomicOr(failed, 1u << row);
     } else if (all) {
       const bool tied = last.tied || s_.dropped[row] == key_of_number(last.number);
       if (lane() == 0) count(job_.stats, kTiedCuts, tied);
@@ -337,7 +337,7 @@ bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, co
   // Rows of requests told by next_n alone are a decode step's, few of which share keys.
   const bool share = !keys.paged || rows.request.data != nullptr || rows.q_indptr.data != nullptr;
   return shape_suits(shape) && share && !keys.table_per_row && shape.topk > 0 && shape.topk <= kPrefillTopk &&
-         shape.candidates < 0 && shape.blocks == 0 && !shape.whole && shape.keys < INT32_MAX - 256 &&
+         shape.candidates < 0 && shape.blocks == 0 && !shape.whole && keys.count < INT32_MAX - 256 &&
          out.scores.data == nullptr && out.order != Order::score && admit.mask.data == nullptr &&
          admit.force_first == 0 && admit.force_last == 0 && alignment_of(keys) == 16 && make_boxes(keys, boxes);
 }

@@ -83,6 +83,17 @@ TEST_P(PrefillRows, LengthsAboutTheSample) {
   check(make_problem(spec_of(40, 257, 40000, Pattern::ties_at_cut)), 2048, tally);
 }
 
+/// So many rows that each thread block has little room for lists; and more than are looked at in one go.
+TEST_P(PrefillRows, ManyRows) {
+  Tally tally("prefill, many rows");
+  for (const Pattern pattern : {Pattern::normal, Pattern::ties_at_cut}) {
+    ProblemSpec spec = spec_of(8, 2200, 3900, pattern);
+    spec.windows = Windows::full;
+    check(make_problem(spec), 2048, tally);
+  }
+  check(make_problem(spec_of(72, 8300, 2500, Pattern::all_equal)), 300, tally);
+}
+
 TEST_P(PrefillRows, EveryWindow) {
   Tally tally("prefill, windows");
   for (const Windows windows : {Windows::full, Windows::causal, Windows::random, Windows::wild}) {
