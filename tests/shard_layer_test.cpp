@@ -116,7 +116,6 @@ TEST_P(ShardLayer, ProductionGeometries) {
   }
 }
 
-/// exchange_rows by itself: any dtype, strided and contiguous, ranks without rows, nothing else touched.
 /// A step whose contexts are shorter than topk sends smaller rows, more of them at a time.
 TEST(ShardCollectives, TheWorkspaceServesShorterContexts) {
   IndexerConfig config{};
@@ -129,6 +128,7 @@ TEST(ShardCollectives, TheWorkspaceServesShorterContexts) {
   EXPECT_GE(sharded_workspace_bytes(indexer, limits, cut, on("ref")), size_t{7} * 2 * 512 * 8);
 }
 
+/// exchange_rows by itself: any dtype, strided and contiguous, ranks without rows, nothing else touched.
 TEST(ShardCollectives, ExchangeRowsPutsSlicesIntoGlobalOrder) {
   property("exchange_rows gives every rank every slice", 200, [] {
     const auto world = static_cast<int32_t>(draw(1, 6));

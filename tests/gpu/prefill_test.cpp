@@ -3,6 +3,7 @@
 // Searches of so many rows that Hopper's prefill kernel takes them: every number of heads, windows that rows share, half
 // share and do not share, requests that change within a tile, and data that breaks what a sample promises. Each answer
 // against the logits of the same backend.
+#include <cstring>
 #include <numeric>
 
 #include "support/call.h"
@@ -39,6 +40,7 @@ std::vector<uint64_t> PrefillRows::check(const Problem& p, int32_t topk, Tally& 
     EXPECT_TRUE(good(compare_selection(args, logits.view(), stats.data())))
         << p.text() << " topk " << topk << " SMs " << sms;
     const std::vector<uint8_t> first(indices.as<uint8_t>(), indices.as<uint8_t>() + indices.bytes());
+    std::memset(indices.as<uint8_t>(), 0xA5, indices.bytes());
     run(args, on(GetParam()));
     EXPECT_EQ(std::memcmp(first.data(), indices.as<uint8_t>(), first.size()), 0) << "again: " << p.text();
   };

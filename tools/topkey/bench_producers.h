@@ -24,8 +24,8 @@ std::vector<ProducerCase> producer_cases(bool quick);
 struct ProducerCall {
   ProducerCase what;
   support::Call call;
-  double
-      bytes;  ///< that must be read and written: every input once (tables of cos and sin left out), every output once
+  /// That must be read and written: every input once (tables of cos and sin left out), every output once.
+  double bytes;
   int64_t units;  ///< rows of the call: query rows, tokens, or keys that are gathered
   std::string backend;
   Exec exec{};

@@ -171,14 +171,19 @@ class RandomCheck {
 
   /// trace: null where the stages of a layer are right one by one.
   void tell(const std::string& op, uint64_t seed, const support::Trace* trace, const std::vector<Finding>& findings) {
-    if (differ_++ == 0 && !options_.save.empty() && trace != nullptr) support::write_trace(options_.save, *trace);
+    ++differ_;
+    if (!saved_ && !options_.save.empty() && trace != nullptr) {
+      support::write_trace(options_.save, *trace);
+      saved_ = true;
+    }
     std::FILE* out = options_.json ? stderr : stdout;
     for (const Finding& finding : findings) {
       if (finding.report.ok) continue;
       fmt::print(out, "{} on {}: {} differ: {}\n", op, finding.backend, finding.report.name,
                  difference(finding.report));
     }
-    fmt::print(out, "  again: topkey check --random --op {} --seed {} --cases 1 --save bug.safetensors\n", op, seed);
+    fmt::print(out, "  again: topkey check --random --op {} --seed {} --cases 1{}\n", op, seed,
+               trace != nullptr ? " --save bug.safetensors" : "");
   }
 
   void print_text(int64_t cases) const {
@@ -220,6 +225,7 @@ class RandomCheck {
   std::vector<std::string> backends_, ops_;
   std::map<std::pair<std::string, std::string>, Tally> tally_;
   int64_t differ_ = 0, ran_ = 0;
+  bool saved_ = false;
 };
 
 /// An option that would do nothing is a misunderstanding, and said to be one.
