@@ -72,7 +72,26 @@ void validate(const ShardSpec& spec, const char* op) {
   TOPKEY_REQUIRE(c, spec.prefill_size <= 1, "row_shards", "0 with prefill ranks", std::to_string(spec.row_shards));
 }
 
+void validate_kpool(const ShardSpec& spec, const char* op) {
+  TOPKEY_REQUIRE(Check(op, Mode::call), spec.prefill_size <= 1, "prefill_size",
+                 "0 in the k-pool layer (the tokens of a pool would lie on several prefill ranks)",
+                 std::to_string(spec.prefill_size));
+}
+
 namespace {
+
+/// All stages of the k-pool layer, before any of them writes.
+void check_pools(const Check& c, const shard::Step& s) {
+  validate_kpool(s.spec, c.op());
+  layer::check_kpool(s.config);
+  layer::check_kpool_step(c, s.config, s.step);
+  c.absent("whole_start", s.in.whole_start, "in the k-pool layer");
+  PagedMqaTopk search = layer::pool_search(c, s.config, s.step);
+  search.whole_end = s.in.whole_end;
+  validate(layer::expand_args(c, s.config, s.step), Mode::call);
+  validate(search, Mode::call);
+  if (layer::stores_pools(c, s.step)) validate(layer::pool_args(s.config, s.step), Mode::call);
+}
 
 /// Rows are answered in parts: each must say for itself which request it belongs to and what it sees.
 void check_rows(const Check& c, const Rows& rows) {
@@ -129,14 +148,18 @@ void check_prefill_keys(const Check& c, const shard::Step& s) {
 }  // namespace
 
 void validate(const shard::Step& s, const Exec& exec) {
-  const char* op = "indexer_forward_sharded";
+  const char* op = s.op();
   const Check c(op, Mode::call);
   if (s.step.skip_step) return;
   validate_exec(op, exec);
   TOPKEY_REQUIRE(c, exec.team == nullptr, "exec.team", "absent in a sharded step", "a team");
   validate(s.spec, op);
-  layer::check(s.config);
-  layer::check_step(c, s.config, s.step);
+  if (s.pools) {
+    check_pools(c, s);
+  } else {
+    layer::check(s.config);
+    layer::check_step(c, s.config, s.step);
+  }
   const bool context = s.spec.context.active();
   if (context || s.spec.row_shards > 1) check_rows(c, s.step.rows);
   if (context) check_context(c, s);
