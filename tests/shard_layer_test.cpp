@@ -86,12 +86,34 @@ ClusterSpec draw_cluster(Kind kind) {
   return s;
 }
 
+/// Pools of `ratio` tokens: a production size, or any small one.
+ClusterSpec draw_pools(Kind kind) {
+  ClusterSpec s = draw_cluster(kind);
+  s.pools = true, s.rope = s.starts = false;
+  s.ratio = draw_of({1, 2, 4, 16}), s.interleave = draw_of({1, 2, 3, 4, 16, 64});
+  s.topk = s.ratio * static_cast<int32_t>(draw(1, 40 / s.ratio));
+  s.format = draw_of({KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16});
+  s.padding = draw_flag() ? 0 : draw(1, 3);
+  return s;
+}
+
 class ShardLayer : public BackendTest {};
 
 TEST_P(ShardLayer, EveryCutEqualsOneRank) {
   for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
     property(std::string("the layer on ranks equals one rank: ") + kind_name(kind), 120, [&] {
       const ClusterSpec spec = draw_cluster(kind);
+      RC_LOG() << spec.text();
+      Random random(spec.seed);
+      run_steps(spec, GetParam(), random, [](const std::string& what) { RC_FAIL(what); });
+    });
+  }
+}
+
+TEST_P(ShardLayer, EveryCutOfPoolsEqualsOneRank) {
+  for (const Kind kind : {Kind::context, Kind::rows}) {
+    property(std::string("the layer over k-pools on ranks equals one rank: ") + kind_name(kind), 200, [&] {
+      const ClusterSpec spec = draw_pools(kind);
       RC_LOG() << spec.text();
       Random random(spec.seed);
       run_steps(spec, GetParam(), random, [](const std::string& what) { RC_FAIL(what); });
