@@ -123,13 +123,15 @@ TEST_P(ShardLayer, EveryCutOfPoolsEqualsOneRank) {
 
 /// The geometries of production, narrow but in what a selection sees of them: topk, ratio, blocks.
 TEST_P(ShardLayer, ProductionGeometries) {
-  ClusterSpec v32, v4, v41, glm;
+  ClusterSpec v32, v4, v41, glm, pools;
   v32.topk = 2048, v32.page_size = 64, v32.interleave = 64;
   v4.topk = 512, v4.ratio = 4, v4.page_size = 64;
   v41.topk = 512, v41.role = CandidateRole::source, v41.block_size = 8, v41.blocks = 2048, v41.interleave = 8;
   glm.topk = 64, glm.format = KeyFormat::bf16, glm.interleave = 16;
-  for (ClusterSpec spec : {v32, v4, v41, glm}) {
+  pools.pools = true, pools.topk = 2048, pools.ratio = 4, pools.page_size = 32, pools.interleave = 16;
+  for (ClusterSpec spec : {v32, v4, v41, glm, pools}) {
     for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
+      if (spec.pools && kind != Kind::context && kind != Kind::rows) continue;
       spec.kind = kind, spec.world = 4, spec.heads = 8, spec.pool_pages = 200;
       SCOPED_TRACE(spec.text());
       Random random(spec.seed);

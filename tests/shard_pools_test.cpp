@@ -2,7 +2,7 @@
 //
 // The layer over k-pools on several ranks, what is particular to it (that it equals one rank is shown beside the layer
 // over keys, in shard_layer_test.cpp and shard_serving_test.cpp): what is refused, and that nothing was written; what the
-// ranks compare; bytes on the wire; absent outputs.
+// ranks compare; bytes on the wire; absent parts of a step.
 #include <gmock/gmock.h>
 
 #include "tests/backend_test.h"
