@@ -393,6 +393,7 @@ void run_rank(const Layer& layer, const ClusterSpec& spec, const Made& m, int32_
   if (unusable(exec.backend).empty() && !(spec.pools && cut.prefill_size > 1)) {
     bytes = sharded_workspace_bytes(layer, limits, cut, exec);
   }
+  if (spec.without_workspace) bytes = 0;
   uint8_t* workspace = workspace_of(rank, bytes);
   Exec own = exec;
   own.workspace = workspace, own.workspace_bytes = bytes;

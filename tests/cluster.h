@@ -24,6 +24,7 @@ struct ClusterSpec {
   CandidateRole role = CandidateRole::none;
   int32_t block_size = 4, blocks = 5, force_first = 0, force_last = 0;
   bool rope = false, starts = false, shard_decode = false;
+  bool without_workspace = false;
   bool pools = false;   ///< the layer over k-pools of `ratio` tokens; topk counts tokens
   int64_t padding = 0;  ///< context, rows: rows behind those of the data, as a graph has them
   Order order = Order::position;

@@ -146,6 +146,23 @@ TEST(ShardPools, AStepThatIsRefusedHasWrittenNothing) {
   }
 }
 
+/// Pools, or rows of a buffer that is wider than they are, wait in the workspace for the exchange.
+TEST(ShardPools, WithoutAWorkspaceNothingIsWritten) {
+  for (const Kind kind : {Kind::context, Kind::rows}) {
+    for (const bool pools : {true, false}) {
+      Scene scene(Scene::pools(kind));
+      scene.spec.pools = pools, scene.spec.without_workspace = true;
+      const StepData data = step_data(scene.spec, {{1, 0, 30, false, &scene.tokens}}, 1);
+      const auto thrown = run_ranks(kWorld, [&](int32_t rank) {
+        const auto r = static_cast<size_t>(rank);
+        answer_rank(scene.spec, scene.replicas[r], data, rank, {scene.comms[r].get(), nullptr}, on("ref"));
+      });
+      for (const Thrown& t : thrown) EXPECT_THAT(t.sentence, HasSubstr("exec.workspace_bytes must be at least"));
+      EXPECT_FALSE(scene.written()) << kind_name(kind) << (pools ? ", pools" : ", keys");
+    }
+  }
+}
+
 class ShardPoolsOn : public BackendTest {};
 
 TEST_P(ShardPoolsOn, OptionalPartsOfAStep) {
