@@ -37,6 +37,30 @@ void require_given(const char* op, const void* pointer, const char* name) {
   TOPKEY_REQUIRE(Check(op, Mode::call), pointer != nullptr, name, "a struct", "null");
 }
 
+struct StepTwin {
+  const topkey_indexer_config* config;
+  const topkey_indexer_step* step;
+  const topkey_shard_spec* spec;
+  const topkey_shard_step* inputs;
+  const topkey_exec* exec;
+};
+
+topkey_status forward(const StepTwin& a, bool pools) noexcept {
+  const topkey_shard_step none{};
+  const topkey_shard_step& in = a.inputs != nullptr ? *a.inputs : none;
+  return collective({in.comm, in.prefill_comm}, [&] {
+    shard::Step s{};
+    s.pools = pools;
+    s.config = from_c<IndexerConfig>(s.op(), "config", a.config);
+    s.step = from_c<IndexerStep>(s.op(), "step", a.step);
+    s.spec = from_c<ShardSpec>(s.op(), "spec", a.spec);
+    s.in = from_c<shard::Inputs>(s.op(), "shard", a.inputs);
+    const Exec e = from_c<Exec>(s.op(), "exec", a.exec);
+    validate(s, e);
+    shard::forward(s, e);
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -91,16 +115,7 @@ size_t topkey_gather_k_sharded_workspace_bytes(const topkey_gather_k_args* args,
 topkey_status topkey_indexer_forward_sharded(const topkey_indexer_config* config, const topkey_indexer_step* step,
                                              const topkey_shard_spec* spec, const topkey_shard_step* inputs,
                                              const topkey_exec* exec) {
-  const topkey_shard_step none{};
-  const topkey_shard_step& in = inputs != nullptr ? *inputs : none;
-  return collective({in.comm, in.prefill_comm}, [&] {
-    const char* op = "indexer_forward_sharded";
-    const shard::Step s{from_c<IndexerConfig>(op, "config", config), from_c<IndexerStep>(op, "step", step),
-                        from_c<ShardSpec>(op, "spec", spec), from_c<shard::Inputs>(op, "shard", inputs)};
-    const Exec e = from_c<Exec>(op, "exec", exec);
-    validate(s, e);
-    shard::forward(s, e);
-  });
+  return forward({config, step, spec, inputs, exec}, false);
 }
 
 size_t topkey_indexer_sharded_workspace_bytes(const topkey_indexer_config* config, const topkey_indexer_limits* limits,
@@ -112,6 +127,28 @@ size_t topkey_indexer_sharded_workspace_bytes(const topkey_indexer_config* confi
     validate(cut, op);
     bytes = shard::workspace_bytes(from_c<IndexerConfig>(op, "config", config),
                                    from_c<IndexerLimits>(op, "limits", limits), cut, from_c<Exec>(op, "exec", exec));
+  });
+  return bytes;
+}
+
+topkey_status topkey_indexer_kpool_forward_sharded(const topkey_indexer_config* config, const topkey_indexer_step* step,
+                                                   const topkey_shard_spec* spec, const topkey_shard_step* inputs,
+                                                   const topkey_exec* exec) {
+  return forward({config, step, spec, inputs, exec}, true);
+}
+
+size_t topkey_indexer_kpool_sharded_workspace_bytes(const topkey_indexer_config* config,
+                                                    const topkey_indexer_limits* limits, const topkey_shard_spec* spec,
+                                                    const topkey_exec* exec) {
+  size_t bytes = SIZE_MAX;
+  guard([&] {
+    const char* op = "indexer_kpool_sharded_workspace_bytes";
+    const ShardSpec cut = from_c<ShardSpec>(op, "spec", spec);
+    validate(cut, op);
+    validate_kpool(cut, op);
+    bytes =
+        shard::kpool_workspace_bytes(from_c<IndexerConfig>(op, "config", config),
+                                     from_c<IndexerLimits>(op, "limits", limits), cut, from_c<Exec>(op, "exec", exec));
   });
   return bytes;
 }

@@ -17,6 +17,17 @@ void check_kpool(const IndexerConfig& config);
 size_t kpool_workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const Exec& exec);
 void forward_kpool(const IndexerConfig& config, const IndexerStep& step, const Exec& exec);
 
+// ---- the stages of the k-pool layer, which its ranks run too
+int32_t pool_size_of(const IndexerConfig& config);
+void check_kpool_step(const Check& c, const IndexerConfig& config, const IndexerStep& step);
+/// k is stored only with all that pooling needs.
+bool stores_pools(const Check& c, const IndexerStep& step);
+PoolK pool_args(const IndexerConfig& config, const IndexerStep& step);
+/// Leaves pools in the first columns of what is to be answered.
+PagedMqaTopk pool_search(const Check& c, const IndexerConfig& config, const IndexerStep& step);
+/// Expands the pools where pool_search has left them.
+ExpandPools expand_args(const Check& c, const IndexerConfig& config, const IndexerStep& step);
+
 // ---- shared by both
 /// `op` is the layer's name in errors.
 void check_config(const char* op, const IndexerConfig& config);

@@ -9,12 +9,10 @@
 #include "indexer.h"
 
 namespace topkey::layer {
-namespace {
 
 int32_t pool_size_of(const IndexerConfig& config) { return std::max(config.pool_size, 1); }
 
-/// k is stored only with all that pooling needs.
-bool stores(const Check& c, const IndexerStep& step) {
+bool stores_pools(const Check& c, const IndexerStep& step) {
   return c.has(step.k) && c.has(step.gate) && c.has(step.ape) && c.has(step.positions);
 }
 
@@ -36,11 +34,14 @@ PoolK pool_args(const IndexerConfig& config, const IndexerStep& step) {
   return a;
 }
 
-/// Where the search leaves pools: the first columns of what it is to answer. Slots are those of tokens, so that pools
-/// stand there as indices.
+namespace {
+
+/// Where the search leaves pools. Slots are those of tokens, so that pools stand there as indices.
 Tensor pool_columns(const Check& c, const IndexerStep& step) {
   return c.has(step.out.indices) ? step.out.indices : step.out.slots;
 }
+
+}  // namespace
 
 PagedMqaTopk pool_search(const Check& c, const IndexerConfig& config, const IndexerStep& step) {
   PagedMqaTopk a = search_args(config, step);
@@ -81,8 +82,6 @@ void check_kpool_step(const Check& c, const IndexerConfig& config, const Indexer
   if (tokens && step.rows.count > 0) c.tensor("positions", step.positions, kInts, {at_least(step.rows.count)}, 0);
 }
 
-}  // namespace
-
 void check_kpool(const IndexerConfig& config) {
   check_config("indexer_kpool", config);
   const Check c("indexer_kpool", Mode::call);
@@ -119,7 +118,7 @@ void forward_kpool(const IndexerConfig& config, const IndexerStep& step, const E
   // All stages are checked before any of them writes; the last one first, for it knows the width of the buffer.
   const Backend& expander = check_call(expand, exec);
   const Backend& searcher = check_call(search, exec);
-  const Backend* pooler = stores(c, step) ? &check_call(pool, exec) : nullptr;
+  const Backend* pooler = stores_pools(c, step) ? &check_call(pool, exec) : nullptr;
   if (exec.strict) {
     const Exec dry = dry_run(exec);
     if (pooler != nullptr) run_checked(*pooler, pool, dry);

@@ -20,12 +20,14 @@ struct Inputs {
   Tensor gathered_start;
 };
 
-/// One step of the layer as this rank sees it.
+/// One step of a layer as this rank sees it.
 struct Step {
   IndexerConfig config;
   IndexerStep step;
   ShardSpec spec;
   Inputs in;
+  bool pools = false;  ///< the layer over k-pools
+  const char* op() const { return pools ? "indexer_kpool_forward_sharded" : "indexer_forward_sharded"; }
 };
 
 constexpr size_t kExchangeLimit = size_t{64} << 20;
@@ -33,6 +35,8 @@ constexpr size_t kExchangeLimit = size_t{64} << 20;
 void forward(const Step& s, const Exec& exec);
 size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
                        const Exec& exec);
+size_t kpool_workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
+                             const Exec& exec);
 void exchange_rows(const ExchangeRows& a, topkey_communicator& comm, const Exec& exec);
 size_t exchange_rows_bytes(const ExchangeRows& a, const topkey_communicator& comm);
 void gather_k(const GatherK& a, topkey_communicator& comm, const Exec& exec);
@@ -55,5 +59,7 @@ void validate(const ExchangeRows& a, const topkey_communicator* comm);
 void validate_sharded(const GatherK& a, const topkey_communicator* comm);
 void validate(const shard::Step& s, const Exec& exec);
 void validate(const ShardSpec& spec, const char* op);
+/// Cuts that the layer over k-pools does not have.
+void validate_kpool(const ShardSpec& spec, const char* op);
 
 }  // namespace topkey

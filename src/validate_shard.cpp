@@ -72,6 +72,12 @@ void validate(const ShardSpec& spec, const char* op) {
   TOPKEY_REQUIRE(c, spec.prefill_size <= 1, "row_shards", "0 with prefill ranks", std::to_string(spec.row_shards));
 }
 
+void validate_kpool(const ShardSpec& spec, const char* op) {
+  TOPKEY_REQUIRE(Check(op, Mode::call), spec.prefill_size <= 1, "prefill_size",
+                 "0 in the k-pool layer (the tokens of a pool would lie on several prefill ranks)",
+                 std::to_string(spec.prefill_size));
+}
+
 namespace {
 
 /// Rows are answered in parts: each must say for itself which request it belongs to and what it sees.
@@ -126,17 +132,37 @@ void check_prefill_keys(const Check& c, const shard::Step& s) {
   c.tensor("rope.positions", s.step.rope.positions, kInts, {at_least(slots)}, 0);
 }
 
+/// What the configuration says of any step of its layer.
+void check_layer(const Check& c, const shard::Step& s) {
+  if (!s.pools) {
+    layer::check(s.config);
+    return layer::check_step(c, s.config, s.step);
+  }
+  validate_kpool(s.spec, c.op());
+  layer::check_kpool(s.config);
+  layer::check_kpool_step(c, s.config, s.step);
+  c.absent("whole_start", s.in.whole_start, "in the k-pool layer");
+}
+
+/// All stages of the k-pool layer, the last one first, for it knows the width of the buffer.
+void check_pools(const Check& c, const shard::Step& s) {
+  PagedMqaTopk search = layer::pool_search(c, s.config, s.step);
+  search.whole_end = s.in.whole_end;
+  validate(layer::expand_args(c, s.config, s.step), Mode::call);
+  validate(search, Mode::call);
+  if (layer::stores_pools(c, s.step)) validate(layer::pool_args(s.config, s.step), Mode::call);
+}
+
 }  // namespace
 
 void validate(const shard::Step& s, const Exec& exec) {
-  const char* op = "indexer_forward_sharded";
+  const char* op = s.op();
   const Check c(op, Mode::call);
   if (s.step.skip_step) return;
   validate_exec(op, exec);
   TOPKEY_REQUIRE(c, exec.team == nullptr, "exec.team", "absent in a sharded step", "a team");
   validate(s.spec, op);
-  layer::check(s.config);
-  layer::check_step(c, s.config, s.step);
+  check_layer(c, s);
   const bool context = s.spec.context.active();
   if (context || s.spec.row_shards > 1) check_rows(c, s.step.rows);
   if (context) check_context(c, s);
@@ -158,6 +184,7 @@ void validate(const shard::Step& s, const Exec& exec) {
     check_place(c, "prefill_rank", s.spec.prefill_rank, s.spec.prefill_size, *s.in.prefill_comm);
     check_prefill_keys(c, s);
   }
+  if (s.pools) check_pools(c, s);
 }
 
 }  // namespace topkey

@@ -76,6 +76,7 @@ bool canaries_live(const uint8_t* workspace, size_t bytes) {
 struct Made {
   Array q, weights, k, slots, positions, request, end, start, whole_start, whole_end, table, attention, rope;
   Array values, scales, indptr, gathered_start;
+  Array q_scales, gate, ape, tail_slots;
   Answer answer;
   IndexerStep step{};
 };
@@ -102,13 +103,14 @@ void set_windows(const ClusterSpec& spec, const StepData& data, Shard shard, Mad
 /// Slots and positions of these rows' tokens.
 void set_slots(const ClusterSpec& spec, const StepData& data, const Replica& replica, const std::vector<int64_t>& rows,
                Made& m) {
-  m.slots = Array(DType::i64, {static_cast<int64_t>(rows.size())});
-  m.positions = Array(DType::i64, {static_cast<int64_t>(rows.size())});
+  for (Array* a : {&m.slots, &m.positions, &m.tail_slots}) *a = Array(DType::i64, {static_cast<int64_t>(rows.size())});
   for (size_t i = 0; i < rows.size(); ++i) {
-    m.slots.as<int64_t>()[i] = -1;
+    for (const Array* a : {&m.slots, &m.positions, &m.tail_slots}) a->as<int64_t>()[i] = -1;
     if (rows[i] < 0) continue;
     const StepData::Row row = data.rows[static_cast<size_t>(rows[i])];
-    m.slots.as<int64_t>()[i] = replica.slot(data.turns[static_cast<size_t>(row.turn)].id, row.token);
+    const uint64_t id = data.turns[static_cast<size_t>(row.turn)].id;
+    m.slots.as<int64_t>()[i] = replica.slot(id, row.token);
+    if (spec.pools) m.tail_slots.as<int64_t>()[i] = replica.tail_slot(id, row.token);
     m.positions.as<int64_t>()[i] = row.token;
   }
   m.step.slot_mapping = m.slots.view();
@@ -117,11 +119,22 @@ void set_slots(const ClusterSpec& spec, const StepData& data, const Replica& rep
   m.step.rope.positions = m.positions.view(), m.step.rope.cos_sin = m.rope.view(), m.step.rope.dim = 16;
 }
 
+void set_pools(const ClusterSpec& spec, const StepData& data, const Replica& replica, Made& m) {
+  if (!spec.pools) return;
+  m.gate = pick(data.gate, m.answer.rows, 0xFF);
+  m.ape = Array(DType::f32, {spec.ratio, spec.head_dim});
+  Random random(spec.seed * 7 + 2);
+  for (int64_t i = 0; i < m.ape.size(); ++i) m.ape.as<float>()[i] = random.normal();
+  m.step.gate = m.gate.view(), m.step.ape = m.ape.view(), m.step.positions = m.positions.view();
+  m.step.tail = replica.tail().view(), m.step.tail_slots = m.tail_slots.view();
+}
+
 void set_outputs(const ClusterSpec& spec, const StepData& data, Made& m) {
   const int64_t rows = m.step.rows.count;
   Answer& a = m.answer;
-  a.indices = Array(DType::i32, {rows, spec.topk + 3}), a.slots = Array(DType::i32, {rows, spec.topk});
-  a.scores = Array(DType::f32, {rows, spec.topk}), a.counts = Array(DType::i32, {rows});
+  a.indices = Array(DType::i32, {rows, spec.columns() + 3}), a.slots = Array(DType::i32, {rows, spec.columns()});
+  if (!spec.pools) a.scores = Array(DType::f32, {rows, spec.topk});
+  a.counts = Array(DType::i32, {rows});
   const auto requests = static_cast<int64_t>(std::max<size_t>(1, data.turns.size()));
   m.attention = Array(DType::i32, {requests, spec.max_tokens / kAttentionPage + 1});
   for (int64_t i = 0; i < m.attention.size(); ++i) m.attention.as<int32_t>()[i] = static_cast<int32_t>(3 * i + 1);
@@ -139,16 +152,20 @@ Made make_step(const ClusterSpec& spec, const StepData& data, const Replica& rep
                const std::vector<int64_t>& stored) {
   Made m;
   m.answer.rows = std::move(rows);
-  m.q = pick(data.q, m.answer.rows, 0), m.weights = pick(data.weights, m.answer.rows, 0);
+  m.q = pick(data.q, m.answer.rows, 0);
+  if (data.q_scales) m.q_scales = pick(data.q_scales, m.answer.rows, 0);
+  m.weights = pick(data.weights, m.answer.rows, 0);
   m.k = pick(data.k, m.answer.rows, 0xFF);  // NaN where there is no token
-  m.step.q = {m.q.view(), {}, m.weights.view()};
+  m.step.q = {m.q.view(), m.q_scales.view(), m.weights.view()};
   m.step.k = m.k.view();
   m.table = replica.table(data);
   m.step.keys = {replica.cache(), replica.shard(), m.table.view(), false};
   set_windows(spec, data, replica.shard(), m);
   set_slots(spec, data, replica, stored, m);
+  set_pools(spec, data, replica, m);
   set_outputs(spec, data, m);
   m.step.num_decode_rows = data.decode_rows;
+  if (spec.change != nullptr) spec.change(m.step);
   return m;
 }
 
@@ -224,7 +241,8 @@ std::string ClusterSpec::text() const {
          std::to_string(ratio) + " page " + std::to_string(page_size) + " role " +
          std::to_string(static_cast<int>(role)) + " force " + std::to_string(force_first) + "/" +
          std::to_string(force_last) + " limit " + std::to_string(exchange_limit) + (starts ? " starts" : "") +
-         (rope ? " rope" : "") + (shard_decode ? " shard_decode" : "") + " seed " + std::to_string(seed);
+         (pools ? " pools" : "") + (padding > 0 ? " padding" : "") + (rope ? " rope" : "") +
+         (shard_decode ? " shard_decode" : "") + " seed " + std::to_string(seed);
 }
 
 StepData step_data(const ClusterSpec& spec, const std::vector<Turn>& turns, uint64_t seed) {
@@ -240,19 +258,26 @@ StepData step_data(const ClusterSpec& spec, const std::vector<Turn>& turns, uint
   for (int64_t i = 0; i < raw.size(); ++i) raw.as<uint16_t>()[i] = float_to_bf16(random.normal());
   for (int64_t i = 0; i < weights.size(); ++i) weights.as<float>()[i] = random.normal();
   d.q = raw, d.weights = weights;
-  if (spec.format == KeyFormat::fp8) {
-    d.q = Array(DType::f8_e4m3fn, {rows, spec.heads, spec.head_dim}), d.weights = Array(DType::f32, {rows, spec.heads});
+  if (const bool fp4 = spec.format == KeyFormat::mxfp4; fp4 || spec.format == KeyFormat::fp8) {
+    d.q = Array(fp4 ? DType::u8 : DType::f8_e4m3fn, {rows, spec.heads, fp4 ? spec.head_dim / 2 : spec.head_dim});
+    if (fp4) d.q_scales = Array(DType::u8, {rows, spec.heads, spec.head_dim / 32});
+    d.weights = Array(DType::f32, {rows, spec.heads});
     QuantizeQ a{};
     a.q = raw.view(), a.weights = weights.view(), a.format = spec.format;
-    a.q_out = d.q.view(), a.weights_out = d.weights.view();
+    a.q_out = d.q.view(), a.q_scales_out = d.q_scales.view(), a.weights_out = d.weights.view();
     if (rows > 0) run(a, Exec{});
   }
-  d.k = Array(DType::f32, {rows, spec.head_dim});
+  d.k = Array(spec.pools ? DType::bf16 : DType::f32, {rows, spec.head_dim});
+  if (spec.pools) d.gate = Array(DType::bf16, {rows, spec.head_dim});
   d.candidates = Array(DType::i32, {rows, spec.blocks});
   for (int64_t r = 0; r < rows; ++r) {
     const StepData::Row row = d.rows[static_cast<size_t>(r)];
     Random token((*turns[static_cast<size_t>(row.turn)].tokens)[static_cast<size_t>(row.token)]);
-    for (int32_t i = 0; i < spec.head_dim; ++i) d.k.as<float>()[r * spec.head_dim + i] = token.normal();
+    for (int64_t i = r * spec.head_dim; i < (r + 1) * spec.head_dim; ++i) {
+      if (!spec.pools) d.k.as<float>()[i] = token.normal();
+      if (spec.pools) d.k.as<uint16_t>()[i] = float_to_bf16(token.normal());
+      if (spec.pools) d.gate.as<uint16_t>()[i] = float_to_bf16(token.normal());
+    }
     for (int32_t i = 0; i < spec.blocks; ++i) {
       d.candidates.as<int32_t>()[r * spec.blocks + i] =
           static_cast<int32_t>(random.between(-1, spec.max_tokens / spec.block_size));
@@ -264,6 +289,10 @@ StepData step_data(const ClusterSpec& spec, const std::vector<Turn>& turns, uint
 Replica::Replica(const ClusterSpec& spec, Shard shard, uint64_t seed) : spec_(spec), shard_(shard) {
   pages_ = Array(DType::u8, {spec.pool_pages, (spec.page_size * row_bytes(spec.format, spec.head_dim) + 15) / 4 * 4});
   std::memset(pages_.as<uint8_t>(), 0xFF, pages_.bytes());  // NaN in every format
+  if (spec.pools) {
+    tail_ = Array(DType::bf16, {8, 2, spec.ring(), spec.head_dim});
+    std::memset(tail_.as<uint8_t>(), 0xFF, tail_.bytes());
+  }
   for (int32_t p = 0; p < spec.pool_pages; ++p) free_.push_back(p);
   Random(seed).shuffle(free_);
 }
@@ -277,6 +306,11 @@ Replica replica_of(const ClusterSpec& spec, int32_t rank) {
 bool Replica::make_room(const StepData& data) {
   for (const Turn& t : data.turns) {
     std::vector<int32_t>& own = owned_[t.id];
+    // The lowest block of the tail that no one has.
+    for (int64_t block = 0; blocks_.count(t.id) == 0; ++block) {
+      const auto has = [block](const auto& other) { return other.second == block; };
+      if (std::none_of(blocks_.begin(), blocks_.end(), has)) blocks_[t.id] = block;
+    }
     const int64_t keys = shard_.local_length((t.cached + t.rows) / spec_.ratio);
     while (static_cast<int64_t>(own.size()) * spec_.page_size < keys) {
       if (free_.empty()) return false;
@@ -289,7 +323,7 @@ bool Replica::make_room(const StepData& data) {
 
 void Replica::forget(uint64_t id) {
   free_.insert(free_.begin(), owned_[id].begin(), owned_[id].end());
-  owned_.erase(id);
+  owned_.erase(id), blocks_.erase(id);
 }
 
 int64_t Replica::slot(uint64_t id, int64_t token) const {
@@ -318,7 +352,8 @@ KeyCache Replica::cache() const {
 
 IndexerConfig indexer_config(const ClusterSpec& spec) {
   IndexerConfig c{};
-  c.heads = spec.heads, c.head_dim = spec.head_dim, c.topk = spec.topk, c.ratio = spec.ratio, c.format = spec.format;
+  c.heads = spec.heads, c.head_dim = spec.head_dim, c.topk = spec.topk, c.format = spec.format;
+  (spec.pools ? c.pool_size : c.ratio) = spec.ratio;
   c.role = spec.role, c.candidate_block_size = spec.block_size, c.candidate_topk_blocks = spec.blocks;
   if (spec.role == CandidateRole::none) c.candidate_block_size = c.candidate_topk_blocks = 0;
   c.force_first = spec.force_first, c.force_last = spec.force_last;
@@ -336,14 +371,47 @@ ShardSpec shard_spec(const ClusterSpec& spec, int32_t rank) {
   return s;
 }
 
+namespace {
+
+/// A step of either layer, on one rank, in a workspace of what it asks for.
+template <class Layer>
+void run_alone(const Layer& layer, const ClusterSpec& spec, const Made& m, const Exec& exec) {
+  const size_t bytes = layer.workspace_bytes({0, m.step.rows.count, 16, spec.max_tokens, 4}, exec);
+  Exec own = exec;
+  own.workspace = workspace_of(-1, bytes), own.workspace_bytes = bytes;
+  layer.forward(m.step, own);
+}
+
+/// The same on one of several.
+template <class Layer>
+void run_rank(const Layer& layer, const ClusterSpec& spec, const Made& m, int32_t rank, const ShardStep& shard,
+              const Exec& exec) {
+  const ShardSpec cut = shard_spec(spec, rank);
+  const IndexerLimits limits{0, std::max<int64_t>(1, m.step.rows.count), 16, spec.max_tokens, 4};
+  // A backend that does not exist, or a cut that there is not, is for the step to complain of.
+  size_t bytes = size_t{1} << 20;
+  if (unusable(exec.backend).empty() && !(spec.pools && cut.prefill_size > 1)) {
+    bytes = sharded_workspace_bytes(layer, limits, cut, exec);
+  }
+  if (spec.without_workspace) bytes = 0;
+  uint8_t* workspace = workspace_of(rank, bytes);
+  Exec own = exec;
+  own.workspace = workspace, own.workspace_bytes = bytes;
+  forward_sharded(layer, m.step, cut, shard, own);
+  if (!canaries_live(workspace, bytes)) throw std::logic_error("forward_sharded wrote past its workspace");
+}
+
+}  // namespace
+
 Answer answer_alone(const ClusterSpec& spec, const Replica& replica, const StepData& data, const Exec& exec) {
   const std::vector<int64_t> all = count_up(0, static_cast<int64_t>(data.rows.size()));
   Made m = make_step(spec, data, replica, all, all);
-  const SparseAttnIndexer indexer(indexer_config(spec));
-  const size_t bytes = indexer.workspace_bytes({0, m.step.rows.count, 16, spec.max_tokens, 4}, exec);
-  Exec own = exec;
-  own.workspace = workspace_of(-1, bytes), own.workspace_bytes = bytes;
-  indexer.forward(m.step, own);
+  const IndexerConfig config = indexer_config(spec);
+  if (spec.pools) {
+    run_alone(SparseAttnIndexerKpool(config), spec, m, exec);
+  } else {
+    run_alone(SparseAttnIndexer(config), spec, m, exec);
+  }
   return m.answer;
 }
 
@@ -358,6 +426,9 @@ Answer answer_rank(const ClusterSpec& spec, const Replica& replica, const StepDa
       stored.insert(stored.end(), own.begin(), own.end());
       if (r == rank) rows.insert(rows.end(), own.begin(), own.end());
     }
+  } else {
+    rows.insert(rows.end(), static_cast<size_t>(spec.padding), -1);
+    stored = rows;
   }
   Made m = make_step(spec, data, replica, rows, stored);
   if (spec.shard_decode) {
@@ -366,24 +437,20 @@ Answer answer_rank(const ClusterSpec& spec, const Replica& replica, const StepDa
   }
   ShardStep shard{};
   shard.comm = group.comm, shard.prefill_comm = prefill ? group.prefill : nullptr;
-  const std::vector<int64_t> sizes = slices(spec, data);
+  std::vector<int64_t> sizes = slices(spec, data);
+  sizes.back() += spec.padding;
   if (spec.kind == Kind::rows) shard.row_shard_sizes = sizes.data();
   if (replica.shard().active()) {
     if (spec.starts) shard.whole_start = m.whole_start.view();
     shard.whole_end = m.whole_end.view();
   }
   if (spec.kind == Kind::prefill_context && replica.shard().active()) set_gathered(spec, data, m, shard);
-  const SparseAttnIndexer indexer(indexer_config(spec));
-  const ShardSpec cut = shard_spec(spec, rank);
-  const IndexerLimits limits{0, std::max<int64_t>(1, m.step.rows.count), 16, spec.max_tokens, 4};
-  // A backend that does not exist is for the step to complain of.
-  size_t bytes = size_t{1} << 20;
-  if (unusable(exec.backend).empty()) bytes = sharded_workspace_bytes(indexer, limits, cut, exec);
-  uint8_t* workspace = workspace_of(rank, bytes);
-  Exec own = exec;
-  own.workspace = workspace, own.workspace_bytes = bytes;
-  forward_sharded(indexer, m.step, cut, shard, own);
-  if (!canaries_live(workspace, bytes)) throw std::logic_error("forward_sharded wrote past its workspace");
+  const IndexerConfig config = indexer_config(spec);
+  if (spec.pools) {
+    run_rank(SparseAttnIndexerKpool(config), spec, m, rank, shard, exec);
+  } else {
+    run_rank(SparseAttnIndexer(config), spec, m, rank, shard, exec);
+  }
   return m.answer;
 }
 
@@ -401,7 +468,7 @@ std::string difference(const Answer& alone, const Answer& rank) {
     }
     return {};
   };
-  const int64_t topk = rank.scores.view().shape[1];
+  const int64_t topk = rank.slots.view().shape[1];
   std::string found = differ("index", alone.indices, rank.indices, topk + 3);
   if (found.empty()) found = differ("slot", alone.slots, rank.slots, topk);
   if (found.empty()) found = differ("score", alone.scores, rank.scores, topk);

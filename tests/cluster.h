@@ -24,11 +24,18 @@ struct ClusterSpec {
   CandidateRole role = CandidateRole::none;
   int32_t block_size = 4, blocks = 5, force_first = 0, force_last = 0;
   bool rope = false, starts = false, shard_decode = false;
+  bool without_workspace = false;
+  bool pools = false;   ///< the layer over k-pools of `ratio` tokens; topk counts tokens
+  int64_t padding = 0;  ///< context, rows: rows behind those of the data, as a graph has them
   Order order = Order::position;
   int64_t max_tokens = 200, pool_pages = 64;
   size_t exchange_limit = 0;
   uint64_t seed = 1;
+  void (*change)(IndexerStep&) = nullptr;  ///< what a test changes in every step, before it is answered
   std::string text() const;
+  /// Entries of a tail: a pool, and as many drafts as a step may reject.
+  int64_t ring() const { return int64_t{ratio} * (1 + (3 + ratio - 1) / ratio); }
+  int64_t columns() const { return topk + (pools ? ratio - 1 : 0); }
 };
 
 /// One request of a step: `rows` new tokens behind `cached` ones. tokens: a seed for each token's key.
@@ -47,7 +54,7 @@ struct StepData {
   std::vector<Turn> turns;
   std::vector<Row> rows;
   int64_t decode_rows = 0;
-  Array q, weights, k, candidates;  ///< of all rows
+  Array q, q_scales, weights, k, gate, candidates;  ///< of all rows
 };
 StepData step_data(const ClusterSpec& spec, const std::vector<Turn>& turns, uint64_t seed);
 
@@ -62,6 +69,8 @@ class Replica {
   void lose_pages() { pages_ = Array(DType::u8, {1, pages_.view().shape[1]}); }
   /// Slot of the key row that `token` completes; -1 where it completes none, or another rank owns it.
   int64_t slot(uint64_t id, int64_t token) const;
+  int64_t tail_slot(uint64_t id, int64_t token) const { return blocks_.at(id) * spec_.ring() + token % spec_.ring(); }
+  const Array& tail() const { return tail_; }
   Array table(const StepData& data) const;
   KeyCache cache() const;
   Shard shard() const { return shard_; }
@@ -69,8 +78,9 @@ class Replica {
  private:
   ClusterSpec spec_;
   Shard shard_;
-  Array pages_;
+  Array pages_, tail_;
   std::vector<int32_t> free_;
+  std::map<uint64_t, int64_t> blocks_;  ///< of the tail
   std::map<uint64_t, std::vector<int32_t>> owned_;
 };
 /// The part that `rank` has under the spec's cut. Ranks that store by each other's slots have one table.

@@ -86,6 +86,17 @@ ClusterSpec draw_cluster(Kind kind) {
   return s;
 }
 
+/// Pools of `ratio` tokens: a production size, or any small one.
+ClusterSpec draw_pools(Kind kind) {
+  ClusterSpec s = draw_cluster(kind);
+  s.pools = true, s.rope = s.starts = false;
+  s.ratio = draw_of({1, 2, 4, 16}), s.interleave = draw_of({1, 2, 3, 4, 16, 64});
+  s.topk = s.ratio * static_cast<int32_t>(draw(1, 40 / s.ratio));
+  s.format = draw_of({KeyFormat::fp8, KeyFormat::mxfp4, KeyFormat::bf16});
+  s.padding = draw_flag() ? 0 : draw(1, 3);
+  return s;
+}
+
 class ShardLayer : public BackendTest {};
 
 TEST_P(ShardLayer, EveryCutEqualsOneRank) {
@@ -99,15 +110,28 @@ TEST_P(ShardLayer, EveryCutEqualsOneRank) {
   }
 }
 
+TEST_P(ShardLayer, EveryCutOfPoolsEqualsOneRank) {
+  for (const Kind kind : {Kind::context, Kind::rows}) {
+    property(std::string("the layer over k-pools on ranks equals one rank: ") + kind_name(kind), 200, [&] {
+      const ClusterSpec spec = draw_pools(kind);
+      RC_LOG() << spec.text();
+      Random random(spec.seed);
+      run_steps(spec, GetParam(), random, [](const std::string& what) { RC_FAIL(what); });
+    });
+  }
+}
+
 /// The geometries of production, narrow but in what a selection sees of them: topk, ratio, blocks.
 TEST_P(ShardLayer, ProductionGeometries) {
-  ClusterSpec v32, v4, v41, glm;
+  ClusterSpec v32, v4, v41, glm, pools;
   v32.topk = 2048, v32.page_size = 64, v32.interleave = 64;
   v4.topk = 512, v4.ratio = 4, v4.page_size = 64;
   v41.topk = 512, v41.role = CandidateRole::source, v41.block_size = 8, v41.blocks = 2048, v41.interleave = 8;
   glm.topk = 64, glm.format = KeyFormat::bf16, glm.interleave = 16;
-  for (ClusterSpec spec : {v32, v4, v41, glm}) {
+  pools.pools = true, pools.topk = 2048, pools.ratio = 4, pools.page_size = 32, pools.interleave = 16;
+  for (ClusterSpec spec : {v32, v4, v41, glm, pools}) {
     for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
+      if (spec.pools && kind != Kind::context && kind != Kind::rows) continue;
       spec.kind = kind, spec.world = 4, spec.heads = 8, spec.pool_pages = 200;
       SCOPED_TRACE(spec.text());
       Random random(spec.seed);

@@ -127,6 +127,21 @@ class Day {
   uint64_t next_id_ = 1;
 };
 
+void live_through(const ClusterSpec& spec, const std::string& backend) {
+  Day day(spec, backend);
+  for (int step = 0; step < 100; ++step) {
+    SCOPED_TRACE(spec.text() + ", step " + std::to_string(step));
+    day.step();
+    if (::testing::Test::HasFailure()) return;
+  }
+  // A day in which little happened would test little.
+  EXPECT_GT(day.answered, 500) << spec.text();
+  EXPECT_GT(day.mixed, 15) << spec.text();
+  EXPECT_GT(day.finished, 3) << spec.text();
+  EXPECT_GT(day.preempted, 3) << spec.text();
+  EXPECT_GT(day.rejected, 10) << spec.text();
+}
+
 class ShardServing : public BackendTest {};
 
 TEST_P(ShardServing, EveryAnswerOfADayEqualsOneRanks) {
@@ -138,18 +153,26 @@ TEST_P(ShardServing, EveryAnswerOfADayEqualsOneRanks) {
       spec.format = world == 2 ? KeyFormat::fp8 : KeyFormat::bf16, spec.ratio = world == 2 ? 4 : 1;
       spec.pool_pages = world == 2 ? 10 : 26, spec.rope = true, spec.topk = 20;
       if (kind == Kind::context) spec.role = CandidateRole::source;
-      Day day(spec, GetParam());
-      for (int step = 0; step < 100; ++step) {
-        SCOPED_TRACE(spec.text() + ", step " + std::to_string(step));
-        day.step();
-        if (HasFailure()) return;
-      }
-      // A day in which little happened would test little.
-      EXPECT_GT(day.answered, 500) << spec.text();
-      EXPECT_GT(day.mixed, 15) << spec.text();
-      EXPECT_GT(day.finished, 3) << spec.text();
-      EXPECT_GT(day.preempted, 3) << spec.text();
-      EXPECT_GT(day.rejected, 10) << spec.text();
+      live_through(spec, GetParam());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// Pools of tokens of which some were drafts: a pool is completed again when the draft in it was rejected.
+TEST_P(ShardServing, EveryAnswerOfADayOfPoolsEqualsOneRanks) {
+  uint64_t seed = 11;
+  for (const Kind kind : {Kind::context, Kind::rows}) {
+    for (const int32_t size : {1, 2, 4, 16}) {
+      ClusterSpec spec;
+      spec.pools = true, spec.kind = kind, spec.ratio = size, spec.seed = seed++;
+      spec.world = size == 4 ? 8 : size == 16 ? 3 : 2, spec.interleave = size == 2 ? 16 : size == 1 ? 64 : 1;
+      spec.format = size == 1 || size == 4 ? KeyFormat::fp8 : KeyFormat::mxfp4;
+      spec.page_size = 32 / size, spec.pool_pages = 18, spec.topk = size == 16 ? 32 : 20;
+      spec.padding = kind == Kind::context ? 2 : 0;
+      if (size == 4 && kind == Kind::context) spec.role = CandidateRole::source, spec.force_last = 1;
+      live_through(spec, GetParam());
+      if (HasFailure()) return;
     }
   }
 }

@@ -75,7 +75,7 @@ struct ShardStep {
   Communicator* comm;              ///< of the context ranks, or of the row ranks
   Communicator* prefill_comm;      ///< of the prefill ranks
   const int64_t* row_shard_sizes;  ///< host [row_shards] prefill rows of each rank (plan_step)
-  /// Context: i32 [R] the row's window in global key rows. step.rows counts this rank's keys (expand_rows with the
+  /// Context: i32 [R] the row's window in global key rows (pools in the k-pool layer). step.rows counts this rank's keys (expand_rows with the
   /// shard); these are for what speaks of the whole: rows.start (then whole_start is needed), candidates and forced
   /// keys, published blocks (whole_end)
   Tensor whole_start, whole_end;
@@ -125,6 +125,26 @@ inline size_t sized(size_t bytes) {
   if (bytes == SIZE_MAX) check(topkey_last_status());
   return bytes;
 }
+/// `run`, `ask`: a layer's functions of the C interface.
+template <class Run>
+void run_sharded(Run* run, const IndexerConfig& config, const IndexerStep& step, const ShardSpec& spec,
+                 const ShardStep& shard, const Exec& exec) {
+  const auto c_config = to_c<topkey_indexer_config>(config);
+  const auto c_step = to_c<topkey_indexer_step>(step);
+  const auto c_spec = to_c<topkey_shard_spec>(spec);
+  const ShardTwin c_shard(shard);
+  const auto c_exec = to_c<topkey_exec>(exec);
+  check_collective(run(&c_config, &c_step, &c_spec, &c_shard, &c_exec), shard.comm, shard.prefill_comm);
+}
+template <class Ask>
+size_t sharded_bytes(Ask* ask, const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
+                     const Exec& exec) {
+  const auto c_config = to_c<topkey_indexer_config>(config);
+  const auto c_limits = to_c<topkey_indexer_limits>(limits);
+  const auto c_spec = to_c<topkey_shard_spec>(spec);
+  const auto c_exec = to_c<topkey_exec>(exec);
+  return sized(ask(&c_config, &c_limits, &c_spec, &c_exec));
+}
 }  // namespace border
 
 inline void exchange_rows(const ExchangeRows& args, Communicator& comm, const Exec& exec) {
@@ -160,22 +180,27 @@ inline size_t gather_k_sharded_workspace_bytes(const GatherK& args, const Exec& 
 /// keys are stored. exec.team must be absent.
 inline void forward_sharded(const SparseAttnIndexer& indexer, const IndexerStep& step, const ShardSpec& spec,
                             const ShardStep& shard, const Exec& exec) {
-  const auto c_config = border::to_c<topkey_indexer_config>(indexer.config());
-  const auto c_step = border::to_c<topkey_indexer_step>(step);
-  const auto c_spec = border::to_c<topkey_shard_spec>(spec);
-  const border::ShardTwin c_shard(shard);
-  const auto c_exec = border::to_c<topkey_exec>(exec);
-  border::check_collective(topkey_indexer_forward_sharded(&c_config, &c_step, &c_spec, &c_shard, &c_exec), shard.comm,
-                           shard.prefill_comm);
+  border::run_sharded(topkey_indexer_forward_sharded, indexer.config(), step, spec, shard, exec);
 }
 /// Of the worst step within the limits, exchange included.
 inline size_t sharded_workspace_bytes(const SparseAttnIndexer& indexer, const IndexerLimits& limits,
                                       const ShardSpec& spec, const Exec& exec) {
-  const auto c_config = border::to_c<topkey_indexer_config>(indexer.config());
-  const auto c_limits = border::to_c<topkey_indexer_limits>(limits);
-  const auto c_spec = border::to_c<topkey_shard_spec>(spec);
-  const auto c_exec = border::to_c<topkey_exec>(exec);
-  return border::sized(topkey_indexer_sharded_workspace_bytes(&c_config, &c_limits, &c_spec, &c_exec));
+  return border::sharded_bytes(topkey_indexer_sharded_workspace_bytes, indexer.config(), limits, spec, exec);
+}
+
+/// The same for the layer over k-pools. A pool is what is cut and exchanged: context.interleave counts pools, step.rows
+/// this rank's pools (expand_rows with the shard and ratio pool_size), slot_mapping has the pools that this rank owns.
+/// k, gate, positions, tail and tail slots are those of all rows on every rank: a pool may be completed by tokens of
+/// earlier steps, whoever owns it. whole_end counts global pools. Winning pools are merged, then every rank expands
+/// them by its own slot_map and appends the open pool. Row shards exchange pool ids, in the workspace. Prefill ranks
+/// are refused: a pool's tokens would lie on several of them.
+inline void forward_sharded(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const ShardSpec& spec,
+                            const ShardStep& shard, const Exec& exec) {
+  border::run_sharded(topkey_indexer_kpool_forward_sharded, indexer.config(), step, spec, shard, exec);
+}
+inline size_t sharded_workspace_bytes(const SparseAttnIndexerKpool& indexer, const IndexerLimits& limits,
+                                      const ShardSpec& spec, const Exec& exec) {
+  return border::sharded_bytes(topkey_indexer_kpool_sharded_workspace_bytes, indexer.config(), limits, spec, exec);
 }
 
 // ---- transports -----------------------------------------------------------------------------------------------------

@@ -74,6 +74,14 @@ TOPKEY_API topkey_status topkey_indexer_forward_sharded(const topkey_indexer_con
 TOPKEY_API size_t topkey_indexer_sharded_workspace_bytes(const topkey_indexer_config* config,
                                                          const topkey_indexer_limits* limits,
                                                          const topkey_shard_spec* spec, const topkey_exec* exec);
+/* The same for the layer over k-pools. */
+TOPKEY_API topkey_status topkey_indexer_kpool_forward_sharded(const topkey_indexer_config* config,
+                                                              const topkey_indexer_step* step,
+                                                              const topkey_shard_spec* spec,
+                                                              const topkey_shard_step* shard, const topkey_exec* exec);
+TOPKEY_API size_t topkey_indexer_kpool_sharded_workspace_bytes(const topkey_indexer_config* config,
+                                                               const topkey_indexer_limits* limits,
+                                                               const topkey_shard_spec* spec, const topkey_exec* exec);
 /* Fill comms[0..size): ranks as threads of this process. Fill *comm: MPI (mpi_comm: an MPI_Comm*, null = the world; started and
  * ended by the library where the caller has not), NCCL (an ncclComm_t). `seconds`: how long a call waits for a peer (0 = 60). */
 TOPKEY_API topkey_status topkey_local_communicators(int32_t size, double seconds, topkey_communicator* comms);

@@ -2,7 +2,8 @@
 //
 // A sharded step as a table of contents: agree, clear, store the keys, answer the rows. Rows are answered in one of
 // four ways: alone (rows that this rank has all keys of), shared out and exchanged (row shards), on this rank's keys and
-// merged (context), or over all keys gathered from the context ranks (prefill with context).
+// merged (context), or over all keys gathered from the context ranks (prefill with context). Where keys are pools, every
+// rank then expands all rows' pools to tokens.
 #include "shard/layer.h"
 
 #include <vector>
@@ -80,12 +81,12 @@ Exchange exchange_of(const Step& s, int64_t rows) {
 
 /// Local selection with scores, exchange, merge; chunk after chunk.
 void answer_merged(const Step& s, const PagedMqaTopk& whole, RowRange rows, const Exec& exec) {
-  Comm comm(kForward, *s.in.comm, exec.stream);
+  Comm comm(s.op(), *s.in.comm, exec.stream);
   const int64_t most = most_rows(s);
   for (int64_t first = rows.first; first < rows.last; first += most) {
     const PagedMqaTopk chunk = search_rows(whole, {first, std::min(first + most, rows.last)});
     Exchange x = exchange_of(s, chunk.rows.count);
-    Workspace room(kForward, exec);
+    Workspace room(s.op(), exec);
     x.receive = room.take(x.bytes() * static_cast<size_t>(x.ranks));
     const Exec rest = room.rest(exec);
     paged_mqa_topk(local_search(chunk, x), rest);
@@ -124,26 +125,51 @@ void answer_gathered(const Step& s, const PagedMqaTopk& whole, RowRange rows, co
   if (rows.size() > 0) mqa_topk(gathered_search(s, whole, rows), exec);
 }
 
+/// What the ranks exchange of a step's outputs. Nothing where no row is dealt out.
+std::vector<ExchangeRows> exchanges_of(const Step& s, const PagedMqaTopk& whole) {
+  std::vector<ExchangeRows> all;
+  const Selection& out = whole.out;
+  for (const Tensor* t : {&out.indices, &out.slots, &out.scores, &out.blocks, &out.counts}) {
+    if (t->data == nullptr || s.step.rows.count == s.step.num_decode_rows) continue;
+    ExchangeRows e{};
+    e.buffer = *t;
+    e.width = t->ndim == 1 ? 1 : t == &out.blocks ? t->shape[1] : int64_t{whole.topk};
+    e.first_row = s.step.num_decode_rows;
+    e.row_shard_sizes = s.in.row_shard_sizes;
+    all.push_back(e);
+  }
+  return all;
+}
+
+/// Of row shards, the pools of all rows until every rank has them: close together, so that they travel in place.
+size_t pools_bytes(const Step& s) {
+  return s.pools ? padded(static_cast<size_t>(s.step.rows.count * chosen_keys(s.config) * 4)) : 0;
+}
+
+size_t sliced_bytes(const Step& s, const PagedMqaTopk& whole, size_t calls) {
+  PagedMqaTopk outputs = whole;
+  if (s.pools) outputs.out.indices = Tensor{};
+  for (const ExchangeRows& e : exchanges_of(s, outputs)) calls = std::max(calls, exchange_rows_bytes(e, *s.in.comm));
+  return pools_bytes(s) + calls;
+}
+
 /// Decode rows on every rank, its own slice of the prefill rows, then everyone's slices.
-void answer_sliced(const Step& s, const PagedMqaTopk& whole, const Exec& exec) {
+void answer_sliced(const Step& s, PagedMqaTopk whole, const Exec& exec) {
+  Workspace room(s.op(), exec);
+  if (s.pools) {
+    whole.out.indices = tensor(room.take(pools_bytes(s)), DType::i32, {s.step.rows.count, chosen_keys(s.config)});
+  }
+  const Exec rest = room.rest(exec);
   const int64_t decode = s.step.num_decode_rows;
   RowRange own{decode, decode};
   for (int32_t r = 0; r <= s.spec.row_rank; ++r) {
     own.first = own.last;
     own.last += s.in.row_shard_sizes[r];
   }
-  if (decode > 0) paged_mqa_topk(search_rows(whole, {0, decode}), exec);
-  if (own.size() > 0) paged_mqa_topk(search_rows(whole, own), exec);
-  const Selection& out = whole.out;
-  for (const Tensor* t : {&out.indices, &out.slots, &out.scores, &out.blocks, &out.counts}) {
-    if (t->data == nullptr) continue;
-    ExchangeRows e{};
-    e.buffer = *t;
-    e.width = t->ndim == 1 ? 1 : t == &out.blocks ? t->shape[1] : int64_t{whole.topk};
-    e.first_row = decode;
-    e.row_shard_sizes = s.in.row_shard_sizes;
-    exchange_rows(e, *s.in.comm, exec);
-  }
+  if (decode > 0) paged_mqa_topk(search_rows(whole, {0, decode}), rest);
+  if (own.size() > 0) paged_mqa_topk(search_rows(whole, own), rest);
+  for (const ExchangeRows& e : exchanges_of(s, whole)) exchange_rows(e, *s.in.comm, rest);
+  if (s.pools) expand_pools(expand_args(s, whole.out.indices), rest);
 }
 
 /// What answering the rows needs. The operations' own queries throw where they would refuse, before anything is written.
@@ -159,6 +185,10 @@ size_t answer_bytes(const Step& s, const Exec& exec) {
             std::max(paged_mqa_topk_workspace_bytes(local_search(chunk, x), exec),
                      merge_topk_workspace_bytes(merge_of(chunk, x), exec));
   }
+  if (s.pools) {
+    bytes = std::max(bytes, expand_pools_workspace_bytes(expand_args(s, whole.out.indices), exec));
+  }
+  if (s.spec.row_shards > 1) bytes = sliced_bytes(s, whole, bytes);
   if (context && prefill) {
     bytes = std::max(bytes, gather_k_bytes(gather_args(s), exec));
     bytes = std::max(bytes, mqa_topk_workspace_bytes(gathered_search(s, whole, {decode, all}), exec));
@@ -168,10 +198,10 @@ size_t answer_bytes(const Step& s, const Exec& exec) {
 
 void check_calls(const Step& s, const Exec& exec) {
   size_t needed = answer_bytes(s, exec);
-  if (there(s.step.k)) needed = std::max(needed, store_bytes(s, exec));
+  if (stores(s)) needed = std::max(needed, store_bytes(s, exec));
   const size_t given = exec.workspace == nullptr ? 0 : exec.workspace_bytes;
   if (given >= needed) return;
-  throw Error(Status::workspace_too_small, std::string(kForward) + ": exec.workspace_bytes must be at least " +
+  throw Error(Status::workspace_too_small, std::string(s.op()) + ": exec.workspace_bytes must be at least " +
                                                std::to_string(needed) + ", got " + std::to_string(given));
 }
 
@@ -184,7 +214,7 @@ int64_t chunk_rows(Entries entries, int32_t ranks, size_t limit) {
 
 Entries entries_of(const IndexerConfig& config, int64_t max_len) {
   // A rank cannot bring more winners than it has keys.
-  const int64_t winners = max_len > 0 ? std::min<int64_t>(config.topk, max_len) : config.topk;
+  const int64_t winners = max_len > 0 ? std::min(chosen_keys(config), max_len) : chosen_keys(config);
   return {winners, config.role == CandidateRole::source ? config.candidate_topk_blocks : 0};
 }
 
@@ -195,11 +225,11 @@ void forward(const Step& s, const Exec& exec) {
   const uint64_t question = agreement_hash(s, exec);
   for (topkey_communicator* twin : {s.in.comm, s.in.prefill_comm}) {
     if (twin == nullptr) continue;
-    Comm comm(kForward, *twin, exec.stream);
+    Comm comm(s.op(), *twin, exec.stream);
     if (!agreed_before(comm, question)) agree(comm, question, agreement(s, exec));
   }
   if (!s.step.cleared) {
-    require_host(kForward, exec, "a buffer that is not cleared");
+    require_host(s.op(), exec, "a buffer that is not cleared");
     clear_rows(s.step.out.indices, s.step.rows.count);
     clear_rows(s.step.out.slots, s.step.rows.count);
   }
@@ -216,6 +246,7 @@ void forward(const Step& s, const Exec& exec) {
   } else {
     paged_mqa_topk(whole, exec);
   }
+  if (s.pools && !rows) expand_pools(expand_args(s, whole.out.indices), exec);
 }
 
 }  // namespace topkey::shard

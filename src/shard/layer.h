@@ -2,14 +2,13 @@
 //
 // Parts of a sharded step of the layer: its calls, made from configuration and step, and its chunks.
 #pragma once
+#include <algorithm>
 #include <string>
 
 #include "shard/comm.h"
 #include "shard/host.h"
 
 namespace topkey::shard {
-
-constexpr const char* kForward = "indexer_forward_sharded";
 
 struct RowRange {
   int64_t first, last;
@@ -23,9 +22,15 @@ inline int64_t common_rows(const Step& s) { return s.spec.shard_decode ? 0 : s.s
 
 /// The calls of a whole step, as the layer makes them on one rank.
 StoreK store_args(const Step& s);
+PoolK pool_args(const Step& s);
 PagedMqaTopk search_args(const Step& s);
+/// `pools` [R, topk / pool_size or more], by whatever call they were chosen.
+ExpandPools expand_args(const Step& s, const Tensor& pools);
 /// The same for some of its rows.
 PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows);
+
+/// Key rows selected for a row: topk of them, or as many pools as make topk tokens.
+inline int64_t chosen_keys(const IndexerConfig& config) { return config.topk / std::max(config.pool_size, 1); }
 
 /// Entries a rank sends for a row: winners (scores and positions), and blocks where the layer is a source.
 struct Entries {
@@ -36,8 +41,10 @@ Entries entries_of(const IndexerConfig& config, int64_t max_len);
 /// Rows answered at once, from shapes alone.
 int64_t chunk_rows(Entries entries, int32_t ranks, size_t limit);
 
+/// Whether the step has keys to store: with pools, all that pooling needs.
+bool stores(const Step& s);
 size_t store_bytes(const Step& s, const Exec& exec);
-/// Stores the step's keys, gathered from the prefill ranks where there are several.
+/// Stores the step's keys or pools, keys gathered from the prefill ranks where there are several.
 void store_keys(const Step& s, const Exec& exec);
 /// Key rows gathered at once, of each rank.
 int64_t key_chunk(int64_t row_bytes, int64_t rows, int32_t ranks, size_t limit);

@@ -21,8 +21,39 @@ StoreK store_args(const Step& s) {
   return a;
 }
 
+namespace {
+
+/// Tensors without data lose their dtype too, by which a query of sizes would take them for given.
+void drop_absent(std::initializer_list<Tensor*> tensors) {
+  for (Tensor* t : tensors) {
+    if (!there(*t)) *t = Tensor{};
+  }
+}
+
+Check check_of(const Step& s) { return {s.op(), Mode::call}; }
+
+}  // namespace
+
+bool stores(const Step& s) { return s.pools ? layer::stores_pools(check_of(s), s.step) : there(s.step.k); }
+
+PoolK pool_args(const Step& s) {
+  PoolK a = layer::pool_args(s.config, s.step);
+  drop_absent({&a.request, &a.q_indptr, &a.tail, &a.tail_slots});
+  return a;
+}
+
+ExpandPools expand_args(const Step& s, const Tensor& pools) {
+  ExpandPools a = layer::expand_args(check_of(s), s.config, s.step);
+  const int64_t columns = a.pools.shape[1];
+  a.pools = pools;
+  a.pools.shape[1] = columns;
+  drop_absent({&a.rows.request, &a.rows.q_indptr, &a.rows.start, &a.positions, &a.out.indices, &a.out.slots,
+               &a.out.counts, &a.out.scores, &a.out.blocks, &a.out.index_base, &a.out.slot_map.block_table});
+  return a;
+}
+
 PagedMqaTopk search_args(const Step& s) {
-  PagedMqaTopk a = layer::search_args(s.config, s.step);
+  PagedMqaTopk a = s.pools ? layer::pool_search(check_of(s), s.config, s.step) : layer::search_args(s.config, s.step);
   a.whole_start = s.in.whole_start;
   a.whole_end = s.in.whole_end;
   return a;
@@ -30,7 +61,6 @@ PagedMqaTopk search_args(const Step& s) {
 
 PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows) {
   PagedMqaTopk a = whole;
-  // Absent tensors lose their dtype too, by which a query of sizes would take them for given.
   const auto cut = [&](Tensor& t) { t = there(t) ? rows_of(t, rows.first, rows.size()) : Tensor{}; };
   a.rows.count = rows.size();
   for (Tensor* t : {&a.q.values, &a.q.scales, &a.q.weights, &a.rows.end, &a.rows.length, &a.rows.start, &a.rows.request,
@@ -65,6 +95,7 @@ std::string agreement(const Step& s, const Exec& exec) {
   const auto number = [&](const char* name, int64_t value) { add(name, std::to_string(value)); };
   const IndexerConfig& c = s.config;
   add("version", version());
+  add("layer", s.pools ? "k-pools" : "keys");
   number("context.world_size", s.spec.context.active() ? s.spec.context.world_size : 1);
   number("context.interleave", s.spec.context.active() ? s.spec.context.run() : 1);
   number("row_shards", std::max(s.spec.row_shards, 1));
@@ -76,6 +107,7 @@ std::string agreement(const Step& s, const Exec& exec) {
   number("head_dim", c.head_dim);
   number("topk", c.topk);
   number("ratio", std::max(c.ratio, 1));
+  number("pool_size", layer::pool_size_of(c));
   number("scale", static_cast<int64_t>(c.scale));
   number("role", static_cast<int64_t>(c.role));
   number("candidate_block_size", c.candidate_block_size);
@@ -98,6 +130,7 @@ std::string agreement(const Step& s, const Exec& exec) {
 uint64_t agreement_hash(const Step& s, const Exec& exec) {
   uint64_t h = hash_of(&s.config, sizeof s.config);
   h = hash_of(&s.spec, sizeof s.spec, h);
+  h = hash_of(&s.pools, sizeof s.pools, h);
   h = hash_of(&s.step.q.values.dtype, sizeof(DType), h);
   h = hash_of(&exec.device, sizeof exec.device, h);
   h = hash_of(&exec.device_id, sizeof exec.device_id, h);
@@ -116,9 +149,9 @@ size_t merge_bytes(const IndexerConfig& c, const Entries& entries, int64_t rows,
   MergeTopk m{};
   m.scores = shape_of(DType::f32, {ranks, rows, entries.winners});
   m.indices = shape_of(DType::i32, {ranks, rows, entries.winners});
-  m.topk = c.topk;
+  m.topk = static_cast<int32_t>(chosen_keys(c));
   m.rows.count = rows;
-  m.out.indices = shape_of(DType::i32, {rows, c.topk});
+  m.out.indices = shape_of(DType::i32, {rows, m.topk});
   if (entries.blocks > 0) {
     m.block_scores = shape_of(DType::f32, {ranks, rows, entries.blocks});
     m.block_ids = shape_of(DType::i32, {ranks, rows, entries.blocks});
@@ -148,6 +181,17 @@ size_t gather_bytes(const IndexerConfig& c, const IndexerLimits& limits, const S
   return gather_k_bytes(a, exec);
 }
 
+/// On top of what one rank needs by itself.
+size_t context_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec, size_t alone,
+                     const Exec& exec) {
+  const Entries entries = entries_of(config, 0);
+  const int32_t ranks = spec.context.world_size;
+  // A step of shorter contexts has smaller entries, so more rows at a time, which may fill the limit better.
+  const size_t row = static_cast<size_t>(entries.row_bytes()) * static_cast<size_t>(ranks);
+  const size_t received = std::min(static_cast<size_t>(limits.max_rows) * row, std::max(limit_of(spec), row));
+  return padded(received) + std::max(alone, merge_bytes(config, entries, limits.max_rows, ranks, exec));
+}
+
 }  // namespace
 
 size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
@@ -157,15 +201,7 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
   IndexerLimits all = limits;
   if (prefill) all.max_rows = std::min<int64_t>(limits.max_rows * spec.prefill_size, kMaxKeys);
   const size_t alone = SparseAttnIndexer(config).workspace_bytes(all, exec);
-  size_t most = alone;
-  if (context) {
-    const Entries entries = entries_of(config, 0);
-    const int32_t ranks = spec.context.world_size;
-    // A step of shorter contexts has smaller entries, so more rows at a time, which may fill the limit better.
-    const size_t row = static_cast<size_t>(entries.row_bytes()) * static_cast<size_t>(ranks);
-    const size_t received = std::min(static_cast<size_t>(limits.max_rows) * row, std::max(limit_of(spec), row));
-    most = padded(received) + std::max(alone, merge_bytes(config, entries, limits.max_rows, ranks, exec));
-  }
+  size_t most = context ? context_bytes(config, limits, spec, alone, exec) : alone;
   if (context && prefill) most = std::max(most, gather_bytes(config, limits, spec, exec));
   if (spec.row_shards > 1) {
     const int64_t columns = std::max(config.topk, config.candidate_topk_blocks);
@@ -178,6 +214,22 @@ size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits,
     most = std::max(most, static_cast<size_t>((1 + spec.prefill_size) * rows * row) + 8 * kLine + alone);
   }
   return most;
+}
+
+size_t kpool_workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
+                             const Exec& exec) {
+  // Ranks ask the search for scores too, which the layer of one rank has no use for.
+  IndexerStep step = layer::largest_step(Check("indexer_kpool_sharded_workspace_bytes", Mode::query), config, limits);
+  PagedMqaTopk search = layer::search_args(config, step);
+  const Entries entries = entries_of(config, 0);
+  search.topk = static_cast<int32_t>(entries.winners);
+  const size_t alone = std::max(SparseAttnIndexerKpool(config).workspace_bytes(limits, exec),
+                                paged_mqa_topk_workspace_bytes(search, exec));
+  if (spec.context.active()) return context_bytes(config, limits, spec, alone, exec);
+  if (spec.row_shards <= 1) return alone;
+  // Pools of all rows, then a call, or blocks on their way.
+  const auto packed = [&](int64_t columns) { return padded(static_cast<size_t>(limits.max_rows * columns * 4)); };
+  return packed(entries.winners) + std::max(alone, packed(entries.blocks));
 }
 
 }  // namespace topkey::shard

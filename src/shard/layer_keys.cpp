@@ -2,7 +2,8 @@
 //
 // The keys of a sharded step into this rank's cache. Prefill ranks have new keys of their own: these are gathered, rank
 // after rank, and every rank stores them all; those that it does not own have slot -1 in its own slot mapping. Decode
-// keys, which every rank has, come from its own.
+// keys, which every rank has, come from its own. So do the tokens of pools: each rank has them all, completes the pools
+// whose slots it was given and keeps the open ones' tokens in its own tail.
 #include <array>
 
 #include "shard/layer.h"
@@ -22,7 +23,7 @@ void gather_part(Comm& comm, Tensor& t, RowRange rows, Workspace& room, const Ex
   const size_t bytes = static_cast<size_t>(rows.size() * bytes_of(t));
   const char* send = static_cast<const char*>(own.data);
   if (!contiguous(own, row_elements(t))) {
-    require_host(kForward, exec, "keys whose rows are not contiguous");
+    require_host(comm.op(), exec, "keys whose rows are not contiguous");
     char* packed = room.take(bytes);
     pack_rows(own, row_elements(t), packed);
     send = packed;
@@ -49,6 +50,7 @@ int64_t key_chunk(int64_t row_bytes, int64_t rows, int32_t ranks, size_t limit) 
 }
 
 size_t store_bytes(const Step& s, const Exec& exec) {
+  if (s.pools) return pool_k_workspace_bytes(pool_args(s), exec);
   StoreK a = store_args(s);
   const int32_t ranks = s.spec.prefill_size;
   if (ranks <= 1) return store_k_workspace_bytes(a, exec);
@@ -61,17 +63,18 @@ size_t store_bytes(const Step& s, const Exec& exec) {
 }
 
 void store_keys(const Step& s, const Exec& exec) {
-  if (!there(s.step.k)) return;
+  if (!stores(s)) return;
+  if (s.pools) return pool_k(pool_args(s), exec);
   const StoreK whole = store_args(s);
   if (s.spec.prefill_size <= 1) return store_k(whole, exec);
   const int64_t own = common_rows(s);
   store_some(whole, 0, 0, own, exec);
-  Comm comm(kForward, *s.in.prefill_comm, exec.stream);
+  Comm comm(s.op(), *s.in.prefill_comm, exec.stream);
   const int64_t each = (whole.slot_mapping.shape[0] - own) / comm.size();
   const int64_t chunk = key_chunk(bytes_of(whole.k) + bytes_of(whole.k_scales), each, comm.size(), limit_of(s.spec));
   for (int64_t first = 0; first < each; first += chunk) {
     const int64_t count = std::min(chunk, each - first);
-    Workspace room(kForward, exec);
+    Workspace room(s.op(), exec);
     StoreK all = whole;
     for (Tensor* t : parts_of(all)) gather_part(comm, *t, {own + first, own + first + count}, room, exec);
     for (int32_t r = 0; r < comm.size(); ++r) {

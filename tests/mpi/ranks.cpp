@@ -18,16 +18,19 @@ int fail(int32_t rank, const std::string& what) {
   return 1;
 }
 
-/// Each kind of cut, three steps with prompts and drafts.
+/// Each kind of cut, and those of pools; three steps with prompts and drafts.
 int equal(Communicator& comm, Communicator& prefill) {
   std::vector<std::vector<uint64_t>> tokens(3);
   Random random(11);
   for (auto& request : tokens) {
     for (int t = 0; t < 200; ++t) request.push_back(random.next());
   }
-  for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
+  const std::pair<Kind, bool> cuts[] = {{Kind::context, false}, {Kind::rows, false}, {Kind::prefill, false},
+                                        {Kind::context, true},  {Kind::rows, true},  {Kind::prefill_context, false}};
+  for (const auto& [kind, pools] : cuts) {
     ClusterSpec spec;
-    spec.kind = kind, spec.world = comm.size(), spec.interleave = 4, spec.rope = true;
+    spec.kind = kind, spec.pools = pools, spec.world = comm.size(), spec.interleave = 4, spec.rope = !pools;
+    spec.ratio = pools ? 2 : 1;
     spec.role = CandidateRole::source, spec.force_first = 1, spec.force_last = 2, spec.exchange_limit = 5000;
     Replica alone(spec, Shard{}, 1), own = replica_of(spec, comm.rank());
     std::vector<int64_t> cached(3, 0);
@@ -45,7 +48,7 @@ int equal(Communicator& comm, Communicator& prefill) {
       exec.threads = 1;
       const std::string found = difference(answer_alone(spec, alone, data, exec),
                                            answer_rank(spec, own, data, comm.rank(), {&comm, &prefill}, exec));
-      if (!found.empty()) return fail(comm.rank(), std::string(kind_name(kind)) + ": " + found);
+      if (!found.empty()) return fail(comm.rank(), spec.text() + ": " + found);
     }
   }
   return comm.received_bytes() > 0 ? 0 : fail(comm.rank(), "nothing was exchanged");
