@@ -85,6 +85,10 @@ void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& 
   TOPKEY_REQUIRE(c, step.rows.count == 0 || step.q.values.shape[1] == config.heads, "q.values",
                  "of the configured " + std::to_string(config.heads) + " heads", describe(step.q.values));
   c.number("num_decode_rows", step.num_decode_rows, 0, step.rows.count);
+  // From a request's end the rows before its last step back a token each; which key rows they see is not told by that.
+  const bool together = config.ratio > 1 || config.pool_size > 1, per_row = step.rows.end.shape[0] == step.rows.count;
+  TOPKEY_REQUIRE(c, !together || step.rows.next_n <= 1 || !c.has(step.rows.end) || per_row, "rows.end",
+                 "i32 [rows] where a key row is several tokens", describe(step.rows.end));
   c.absent("out.blocks", step.out.blocks, "(the layer gives `candidates`)");
   if (config.role == CandidateRole::none) {
     c.absent("candidates", step.candidates, "without a candidate role");

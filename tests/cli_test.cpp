@@ -307,6 +307,35 @@ TEST_F(Cli, RunsOnRanks) {
   expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");
 }
 
+TEST_F(Cli, RanksTakeEveryCache) {
+  const std::string trace = path("cache.safetensors");
+  for (const std::string cache :
+       {"--format fp8_fnuz", "--layout tiled16", "--format mxfp4 --layout tiled32", "--format q8_0"}) {
+    ASSERT_EQ(
+        run_command("make-trace -o " + trace + " --rows 6 --keys 200 --requests 2 --topk 20 --heads 4 " + cache).code,
+        0);
+    for (const std::string cut : {"context", "rows", "prefill"}) {
+      const Outcome outcome = run_command("run " + trace + " --ranks 2 --shard " + cut);
+      EXPECT_EQ(outcome.code, 0) << cache << " " << cut << outcome.out << outcome.err;
+    }
+  }
+  Trace padded = read_trace(trace);
+  ASSERT_NE(padded.find("row_request"), nullptr);
+  padded.tensors.at("row_request").as<int32_t>()[2] = -1;
+  write_trace(trace, padded);
+  EXPECT_EQ(run_command("run " + trace + " --ranks 4 --shard prefill").code, 0);
+}
+
+TEST_F(Cli, GatheredRowsOfAWildIndptrAreHeldAgainstNothing) {
+  const std::string trace = path("gather.safetensors");
+  ASSERT_EQ(run_command("make-trace -o " + trace + " --op gather_k --keys 20 --requests 2").code, 0);
+  Trace wild = read_trace(trace);
+  ASSERT_NE(wild.find("indptr"), nullptr);
+  wild.tensors.at("indptr").as<int32_t>()[0] = -2000000000;
+  write_trace(trace, wild);
+  EXPECT_EQ(run_command("check " + trace).code, 0);
+}
+
 TEST_F(Cli, ManyRanksOnThreadsEnd) {
   const std::string trace = path("ranks.safetensors");
   ASSERT_EQ(run_command("make-trace -o " + trace + " --rows 8 --keys 4096 --topk 512 --heads 4 --head-dim 32").code, 0);

@@ -247,6 +247,8 @@ TEST_P(IndexerKpool, ARefusedStepHasWrittenNothing) {
       {"pool_k: gate must ", [](Step& s) { s.args.gate.shape[0] = 3; }},
       {"pool_k: tail_slots must ", [](Step& s) { s.args.tail = Tensor{}; }},
       {"indexer_kpool_forward: rows.start must ", [](Step& s) { s.args.rows.start = s.args.rows.end; }},
+      {"indexer_kpool_forward: rows.end must be i32 [rows] where a key row is several tokens",
+       [](Step& s) { s.args.rows.next_n = 2, s.args.rows.end.shape[0] = s.args.rows.count / 2; }},
       {"indexer_kpool_forward: positions must ", [](Step& s) { s.args.positions.shape[0] = 5; }},
       {"indexer_kpool_forward: out.scores must ", [](Step& s) { s.args.out.scores = s.args.q.weights; }},
       {"indexer_kpool_forward: norm, rope and hadamard must ", [](Step& s) { s.args.hadamard = true; }},

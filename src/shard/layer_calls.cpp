@@ -169,13 +169,13 @@ size_t gather_bytes(const IndexerConfig& c, const IndexerLimits& limits, const S
   a.keys.block_table = shape_of(DType::i32, {limits.max_requests, kMaxKeys});
   a.indptr = shape_of(DType::i32, {limits.max_requests + 1});
   a.total = total;
-  const bool packed = c.format == KeyFormat::mxfp4 || c.format == KeyFormat::q8_0 || c.format == KeyFormat::fp8;
+  const bool packed = c.format == KeyFormat::mxfp4 || c.format == KeyFormat::q8_0 || is_fp8(c.format);
   const DType dtype = packed                        ? DType::u8
                       : c.format == KeyFormat::bf16 ? DType::bf16
                       : c.format == KeyFormat::f16  ? DType::f16
                                                     : DType::f32;
   a.out.values = shape_of(dtype, {total, packed ? v : dim});
-  if (c.format == KeyFormat::fp8) a.out.scales = shape_of(DType::f32, {total});
+  if (is_fp8(c.format)) a.out.scales = shape_of(DType::f32, {total});
   if (c.format == KeyFormat::mxfp4) a.out.scales = shape_of(DType::u8, {total, dim / 32});
   a.out.format = c.format;
   return gather_k_bytes(a, exec);

@@ -145,6 +145,8 @@ Exit make(Options& options, const CLI::App& sub) {
     spec.rows = int64_t{spec.requests} * spec.next_n;
   }
   check(spec);
+  if (static_cast<double>(options.sample.topk) * static_cast<double>(std::max<int64_t>(spec.rows, 1)) > 1e8)
+    throw Failure(fmt::format("make-trace: topk must be at most 10^8 over rows, got {}", options.sample.topk));
   check_stride(spec);
   support::Trace trace = make_sample(options.sample);
   if (options.expected) add_expected(trace);

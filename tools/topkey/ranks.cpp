@@ -74,11 +74,11 @@ struct OwnKeys {
 
 void copy_key(const KeyCache& from, int64_t page, int64_t row, const KeyCache& to, int64_t slot) {
   const PageLayout layout = page_layout(from.format, from.layout, from.page_size, from.head_dim);
-  const auto* source = static_cast<const std::byte*>(from.pages.data) + page * from.pages.stride[0];
-  auto* target = static_cast<std::byte*>(to.pages.data) + slot / to.page_size * to.pages.stride[0];
-  const int64_t at = slot % to.page_size;
-  std::memcpy(target + layout.value_offset(at), source + layout.value_offset(row), static_cast<size_t>(layout.value));
-  std::memcpy(target + layout.scale_offset(at), source + layout.scale_offset(row), static_cast<size_t>(layout.scale));
+  std::vector<uint8_t> values(static_cast<size_t>(layout.value)), scales(static_cast<size_t>(layout.scale));
+  read_row(layout, static_cast<const uint8_t*>(from.pages.data) + page * from.pages.stride[0], row, values.data(),
+           scales.data());
+  write_row(layout, static_cast<uint8_t*>(to.pages.data) + slot / to.page_size * to.pages.stride[0],
+            slot % to.page_size, values.data(), scales.data());
 }
 
 OwnKeys own_keys(const Whole& w, Shard shard) {
@@ -236,8 +236,11 @@ class Rank {
   void make_gathered() {
     std::vector<int32_t> indptr{0}, start;
     for (const int64_t n : w_.lens) indptr.push_back(indptr.back() + static_cast<int32_t>(n));
-    for (const int64_t r : rows_)
-      start.push_back(indptr[static_cast<size_t>(w_.windows[static_cast<size_t>(r)].request)]);
+    for (const int64_t r : rows_) {
+      const int64_t request = w_.windows[static_cast<size_t>(r)].request;
+      const bool known = request >= 0 && request < static_cast<int64_t>(w_.lens.size());  // else a padding row
+      start.push_back(known ? indptr[static_cast<size_t>(request)] : 0);
+    }
     const KeyCache& cache = w_.args.keys.cache;
     const int64_t total = indptr.back(), bytes = value_bytes(cache.format, cache.head_dim);
     const DType real = cache.format == KeyFormat::bf16  ? DType::bf16
@@ -246,7 +249,7 @@ class Rank {
                                                         : DType::u8;
     const int64_t width = real == DType::u8 ? bytes : cache.head_dim;
     shard_.gathered.values = kept_.emplace_back(real, std::initializer_list<int64_t>{total, width}).view();
-    if (cache.format == KeyFormat::fp8) {
+    if (is_fp8(cache.format)) {
       shard_.gathered.scales = kept_.emplace_back(DType::f32, std::initializer_list<int64_t>{total}).view();
     } else if (cache.format == KeyFormat::mxfp4) {
       const int64_t groups = cache.head_dim / 32;
