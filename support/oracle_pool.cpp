@@ -175,15 +175,18 @@ Replay replay(const PoolK& a, const Array& before) {
 
 namespace {
 
-/// RMS norm, then pairs (2i, 2i + 1) of the trailing dims turned.
-JoinedKey normed(const CompressK& a, std::vector<double> x, int64_t position) {
+/// RMS norm, then pairs (2i, 2i + 1) of the trailing dims turned. sizes: of x if all its terms had one sign; where they
+/// cancel, the norm makes their rounding large.
+JoinedKey normed(const CompressK& a, std::vector<double> x, const std::vector<double>& sizes, int64_t position) {
   const int64_t dim = a.cache.head_dim, turned = a.cos_sin.data == nullptr ? 0 : a.cos_sin.shape[1];
   JoinedKey key{x, {}, {}};
   double squares = 0;
   for (const double v : x) squares += v * v;
   const double scale = 1 / std::sqrt(squares / static_cast<double>(dim) + static_cast<double>(a.eps));
+  double largest = 0;
   for (int64_t d = 0; d < dim; ++d) {
     const float weight = a.rms_weight.data == nullptr ? 1.0F : float_at(a.rms_weight, d);
+    largest = std::fmax(largest, sizes[static_cast<size_t>(d)] * scale * std::abs(static_cast<double>(weight)));
     key.value.push_back(x[static_cast<size_t>(d)] * scale * static_cast<double>(weight));
   }
   for (int64_t i = 0; i < turned / 2; ++i) {
@@ -199,8 +202,6 @@ JoinedKey normed(const CompressK& a, std::vector<double> x, int64_t position) {
     first = f * angle_cos - s * angle_sin;
     second = s * angle_cos + f * angle_sin;
   }
-  double largest = 0;
-  for (const double v : key.value) largest = std::fmax(largest, std::abs(v));
   for (const double v : key.value) key.slack.push_back(1.5 * kBf16Step * std::abs(v) + 1e-5 * largest);
   return key;
 }
@@ -264,7 +265,12 @@ Replay replay(const CompressK& a, const Array& before) {
     }
     const int64_t start = tokens.position(r) / ratio * ratio;
     if (a.cos_sin.data != nullptr && start >= a.cos_sin.shape[0]) ++result.positions;
-    return std::optional(normed(a, softmax_of(halves, static_cast<size_t>(dim)), start));
+    std::vector<Part> sizes = halves;
+    for (Part& part : sizes) {
+      for (double& v : part.value) v = std::abs(v);
+    }
+    const auto size = static_cast<size_t>(dim);
+    return std::optional(normed(a, softmax_of(halves, size), softmax_of(sizes, size), start));
   };
   player.play(result, true);
   return result;

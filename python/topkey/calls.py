@@ -8,8 +8,9 @@ A question about a call (how much workspace, why not, as a trace) is asked by ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from . import _native
 from .frameworks import empty
@@ -32,6 +33,27 @@ class Answer(Exception):
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def operation(function: _F) -> _F:
+    """An argument of another kind is a wrong argument like any other: ValueError. TypeError is left for keywords."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            entered = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if not entered:  # the call itself does not fit the signature
+                raise
+            raise ValueError(
+                f"{function.__name__}: each argument must be of the kind that its signature says, got another: {error}"
+            ) from error
+
+    return cast(_F, call)
 
 
 class Placeholder(NamedTuple):

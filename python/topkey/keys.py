@@ -6,12 +6,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from . import _native
-from .calls import Fields, Question, cache_fields, extent, finish, make, norm_fields, rope_fields, shard_fields, wanted
+from .calls import (
+    Fields,
+    Question,
+    cache_fields,
+    extent,
+    finish,
+    make,
+    norm_fields,
+    operation,
+    rope_fields,
+    shard_fields,
+    wanted,
+)
 from .types import DEFAULT_EXEC, Array, Exec, Format, KeyCache, Norm, Rope, Scale, Shard
 
 _CODES = {"fp8": "f8_e4m3fn", "bf16": "bf16", "f16": "f16", "f32": "f32"}  # the others: bytes
 
 
+@operation
 def quantize_q(
     q: Array,
     weights: Array,
@@ -54,6 +67,7 @@ def quantize_q(
     return codes, scales, folded
 
 
+@operation
 def quantize_k(
     k: Array,
     *,
@@ -82,6 +96,7 @@ def quantize_k(
     return values, scales
 
 
+@operation
 def store_k(
     k: Array,
     slot_mapping: Array,
@@ -112,6 +127,7 @@ def store_k(
     finish("store_k", fields, exec)
 
 
+@operation
 def gather_k(
     cache: KeyCache,
     block_table: Array,

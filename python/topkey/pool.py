@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from .calls import Fields, cache_fields, extent, finish
+from .calls import Fields, cache_fields, extent, finish, operation
 from .selection import Selection, form_fields, output_fields
 from .types import DEFAULT_EXEC, Array, Exec, Fill, KeyCache, Out, Scale, SlotMap
 
 
+@operation
 def pool_k(
     k: Array,
     gate: Array,
@@ -43,6 +44,7 @@ def pool_k(
     finish("pool_k", fields, exec)
 
 
+@operation
 def compress_k(
     kv: Array,
     score: Array,
@@ -79,6 +81,7 @@ def compress_k(
     finish("compress_k", fields, exec)
 
 
+@operation
 def expand_pools(
     pools: Array,
     end: Array | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .calls import Fields, extent, finish, make, shard_fields, wanted
+from .calls import Fields, extent, finish, make, operation, shard_fields, wanted
 from .types import DEFAULT_EXEC, Array, Exec, Out, Shard
 
 
@@ -25,6 +25,7 @@ class Slots(NamedTuple):
     counts: Array | None = None  # int32 [R], valid slots
 
 
+@operation
 def expand_rows(
     query_start: Array,
     seq_lens: Array,
@@ -63,6 +64,7 @@ def expand_rows(
     return ExpandedRows(**made)
 
 
+@operation
 def to_slots(
     indices: Array,
     block_table: Array,

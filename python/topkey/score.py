@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from . import _native
-from .calls import cache_fields, extent, finish, make, shard_fields
+from .calls import cache_fields, extent, finish, make, operation, shard_fields
 from .types import DEFAULT_EXEC, Array, Exec, Format, KeyCache, Shard
 
 _FORMATS: dict[str, Format] = {"f8_e4m3fn": "fp8", "bf16": "bf16", "f16": "f16", "f32": "f32"}
@@ -20,6 +20,7 @@ def dense_format(op: str, k: Array) -> Format:
     return _FORMATS.get(dtype, "f32")  # the library says what is wrong with the dtype
 
 
+@operation
 def mqa_logits(
     q: Array,
     k: Array,
@@ -61,6 +62,7 @@ def mqa_logits(
     return logits
 
 
+@operation
 def paged_mqa_logits(
     q: Array,
     cache: KeyCache,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from .calls import cache_fields, extent, finish, shard_fields
+from .calls import cache_fields, extent, finish, operation, shard_fields
 from .frameworks import ends_of_causal_rows
 from .score import dense_format
 from .selection import Selection, form_fields, output_fields
 from .types import DEFAULT_EXEC, Array, Exec, Fill, Format, KeyCache, Order, Out, Shard, SlotMap
 
 
+@operation
 def mqa_topk(
     q: Array,
     k: Array,
@@ -78,6 +79,7 @@ def mqa_topk(
     return selection
 
 
+@operation
 def paged_mqa_topk(
     q: Array,
     cache: KeyCache,

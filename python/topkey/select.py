@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from .calls import extent, finish, make
+from .calls import extent, finish, make, operation
 from .selection import Selection, form_fields, output_fields
 from .types import DEFAULT_EXEC, Array, Exec, Fill, Order, Out, SlotMap
 
 
+@operation
 def topk(
     scores: Array,
     topk: int,
@@ -57,6 +58,7 @@ def topk(
     return selection
 
 
+@operation
 def select_blocks(
     scores: Array,
     num_blocks: int,
@@ -91,6 +93,7 @@ def select_blocks(
     return blocks
 
 
+@operation
 def merge_topk(
     scores: Array,
     indices: Array,

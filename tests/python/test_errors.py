@@ -147,3 +147,13 @@ def test_wrong_keywords_are_type_errors():
     operation, arguments, _ = mqa(k_scale=np.ones(12, np.float32))
     with pytest.raises(TypeError, match="k_scale"):
         operation(**arguments)
+
+
+def test_arguments_of_another_kind_are_value_errors():
+    pools, cells = np.zeros((2, 3), np.int32), np.full(2, 5, np.int32)
+    with pytest.raises(ValueError, match="^expand_pools: "):
+        topkey.expand_pools(pools, cells, None)
+    with pytest.raises(ValueError, match="^expand_pools: "):
+        topkey.expand_pools(pools, cells, "x")
+    with pytest.raises(ValueError, match="^quantize_k: "):
+        topkey.quantize_k(np.zeros((2, 32), np.float32), format=[])
