@@ -61,6 +61,27 @@ topkey_status forward(const StepTwin& a, bool pools) noexcept {
   });
 }
 
+struct LimitsTwin {
+  const topkey_indexer_config* config;
+  const topkey_indexer_limits* limits;
+  const topkey_shard_spec* spec;
+  const topkey_exec* exec;
+};
+
+size_t step_bytes(const LimitsTwin& a, bool pools) noexcept {
+  size_t bytes = SIZE_MAX;
+  guard([&] {
+    const char* op = pools ? "indexer_kpool_sharded_workspace_bytes" : "indexer_sharded_workspace_bytes";
+    const ShardSpec cut = from_c<ShardSpec>(op, "spec", a.spec);
+    validate(cut, op);
+    if (pools) validate_kpool(cut, op);
+    const auto query = pools ? shard::kpool_workspace_bytes : shard::workspace_bytes;
+    bytes = query(from_c<IndexerConfig>(op, "config", a.config), from_c<IndexerLimits>(op, "limits", a.limits), cut,
+                  from_c<Exec>(op, "exec", a.exec));
+  });
+  return bytes;
+}
+
 }  // namespace
 
 extern "C" {
@@ -120,15 +141,7 @@ topkey_status topkey_indexer_forward_sharded(const topkey_indexer_config* config
 
 size_t topkey_indexer_sharded_workspace_bytes(const topkey_indexer_config* config, const topkey_indexer_limits* limits,
                                               const topkey_shard_spec* spec, const topkey_exec* exec) {
-  size_t bytes = SIZE_MAX;
-  guard([&] {
-    const char* op = "indexer_sharded_workspace_bytes";
-    const ShardSpec cut = from_c<ShardSpec>(op, "spec", spec);
-    validate(cut, op);
-    bytes = shard::workspace_bytes(from_c<IndexerConfig>(op, "config", config),
-                                   from_c<IndexerLimits>(op, "limits", limits), cut, from_c<Exec>(op, "exec", exec));
-  });
-  return bytes;
+  return step_bytes({config, limits, spec, exec}, false);
 }
 
 topkey_status topkey_indexer_kpool_forward_sharded(const topkey_indexer_config* config, const topkey_indexer_step* step,
@@ -140,17 +153,7 @@ topkey_status topkey_indexer_kpool_forward_sharded(const topkey_indexer_config* 
 size_t topkey_indexer_kpool_sharded_workspace_bytes(const topkey_indexer_config* config,
                                                     const topkey_indexer_limits* limits, const topkey_shard_spec* spec,
                                                     const topkey_exec* exec) {
-  size_t bytes = SIZE_MAX;
-  guard([&] {
-    const char* op = "indexer_kpool_sharded_workspace_bytes";
-    const ShardSpec cut = from_c<ShardSpec>(op, "spec", spec);
-    validate(cut, op);
-    validate_kpool(cut, op);
-    bytes =
-        shard::kpool_workspace_bytes(from_c<IndexerConfig>(op, "config", config),
-                                     from_c<IndexerLimits>(op, "limits", limits), cut, from_c<Exec>(op, "exec", exec));
-  });
-  return bytes;
+  return step_bytes({config, limits, spec, exec}, true);
 }
 
 topkey_status topkey_local_communicators(int32_t size, double seconds, topkey_communicator* comms) {

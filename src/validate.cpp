@@ -4,11 +4,21 @@
 #include "validate.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "validate_parts.h"
 
 namespace topkey {
 namespace {
+
+std::array<Check::Named, 5> outputs_of(const Selection& out) {
+  return {{{"out.indices", &out.indices},
+           {"out.slots", &out.slots},
+           {"out.scores", &out.scores},
+           {"out.counts", &out.counts},
+           {"out.blocks", &out.blocks}}};
+}
 
 void check_enum(const Check& c, const char* name, int32_t value, int32_t last) { c.number(name, value, 0, last); }
 
@@ -63,11 +73,8 @@ void check_selection(const Check& c, const Selection& out, const RowFacts& rows,
   } else {
     c.absent("out.slot_map.block_table", out.slot_map.block_table, "without out.slots");
   }
-  c.apart(rows.count, {{"out.indices", &out.indices},
-                       {"out.slots", &out.slots},
-                       {"out.scores", &out.scores},
-                       {"out.counts", &out.counts},
-                       {"out.blocks", &out.blocks}});
+  const auto named = outputs_of(out);
+  for (size_t i = 0; i < named.size(); ++i) c.apart(rows.count, named[i], std::span(named).first(i));
   check_enum(c, "out.order", static_cast<int32_t>(out.order), 2);
   check_enum(c, "out.fill", static_cast<int32_t>(out.fill), 2);
 }
@@ -111,12 +118,7 @@ void check_block_scores(const Check& c, const PagedMqaTopk& a) {
   }
   c.tensor("block_scores", a.block_scores, kF32, {at_least(a.rows.count), at_least(a.out.blocks.shape[1])},
            kUnit | kOptional | kOutput);
-  const Check::Named others[] = {{"out.indices", &a.out.indices},
-                                 {"out.slots", &a.out.slots},
-                                 {"out.scores", &a.out.scores},
-                                 {"out.counts", &a.out.counts},
-                                 {"out.blocks", &a.out.blocks}};
-  c.apart(a.rows.count, {"block_scores", &a.block_scores}, others);
+  c.apart(a.rows.count, {"block_scores", &a.block_scores}, outputs_of(a.out));
 }
 
 int64_t bounded(int64_t keys, const Rows& rows) {

@@ -34,6 +34,8 @@ int64_t largest_slot(const Tensor& slots) {
   return largest;
 }
 
+}  // namespace
+
 DType code_dtype(KeyFormat format) {
   switch (format) {
     case KeyFormat::fp8: return DType::f8_e4m3fn;
@@ -44,12 +46,9 @@ DType code_dtype(KeyFormat format) {
   }
 }
 
-/// Elements of a row's values: bytes for packed formats, else values.
 int64_t code_width(KeyFormat format, int64_t head_dim) {
   return code_dtype(format) == DType::u8 ? value_bytes(format, head_dim) : head_dim;
 }
-
-}  // namespace
 
 bool Settings::has(const std::string& key) const {
   return options_.set.count(key) != 0 || trace_.metadata.count(key) != 0;

@@ -112,7 +112,7 @@ std::string small_shape(const std::string& op) {
   std::string text = " --op " + op;
   if (scores || op == "quantize_q") text += " --heads 2";
   if (scores || keys || op == "quantize_q") text += " --head-dim 32";
-  if (scores || (!keys && !pools)) text += " --rows 4";
+  if (scores || !keys) text += " --rows 4";
   if (op != "quantize_q") text += " --keys 60";
   if (op.find("topk") != std::string::npos || is_one_of({"select_blocks", "to_slots", "expand_pools"}))
     text += " --topk 5";
@@ -202,6 +202,8 @@ TEST_F(Cli, RandomPoolsAreEqualFromEndToEnd) {
     seen.insert(row["backend"]);
   }
   EXPECT_TRUE(seen.count("ref") == 1 && seen.count("cpu") == 1);
+  // One dim, whose window cancels to a millionth of its terms.
+  EXPECT_EQ(run_command("check --random --op compress_k --seed 32507105 --cases 1").code, 0);
 }
 
 TEST_F(Cli, HostileFilesGetASentence) {
@@ -300,6 +302,9 @@ TEST_F(Cli, RunsOnRanks) {
   write_trace(path("before.safetensors"), before);
   for (const std::string more : {"--shard rows", "--shard context --interleave 64"})
     expect_refused("run " + path("before.safetensors") + " --ranks 3 " + more, 2, "page ids outside its cache");
+  lens[4] = 90;
+  write_trace(path("before.safetensors"), before);
+  expect_refused("run " + path("before.safetensors") + " --ranks 3 --shard prefill", 2, "wants windows from 0");
   EXPECT_THAT(run_command("run " + trace + " --ranks 2").out,
               HasSubstr("equal to the answer of one rank, bit for bit"));
   const std::string dense = path("dense.safetensors");
@@ -324,6 +329,12 @@ TEST_F(Cli, RanksTakeEveryCache) {
   padded.tensors.at("row_request").as<int32_t>()[2] = -1;
   write_trace(trace, padded);
   EXPECT_EQ(run_command("run " + trace + " --ranks 4 --shard prefill").code, 0);
+  padded.metadata["out"] = "indices,blocks", padded.metadata["num_blocks"] = "4", padded.metadata["block_size"] = "8";
+  write_trace(trace, padded);
+  EXPECT_EQ(run_command("run " + trace + " --ranks 2").code, 0);
+  padded.metadata["max_len"] = "20";  // the newest block of a cut window is another than the ranks'
+  write_trace(trace, padded);
+  expect_refused("run " + trace + " --ranks 2", 2, "--ranks wants windows inside max_len and the table");
 }
 
 TEST_F(Cli, GatheredRowsOfAWildIndptrAreHeldAgainstNothing) {
@@ -405,6 +416,7 @@ TEST_F(Cli, AnOptionThatIsNoneOfTheOperationIsRefusedByMakeTrace) {
   expect_refused(make + " --op mqa_topk --page-size 3", 2, "--page-size must be absent with --op mqa_topk");
   expect_refused(make + " --requests 3 --next-n 2 --rows 5", 2, "rows must be requests * next-n, 6, or absent; got 5");
   expect_refused(make + " --op pool_k --head-dim 96", 2, "head-dim must be a power of two for pool_k, got 96");
+  expect_refused(make + " --op expand_pools --topk 2147483647", 2, "more than 4 GB");
   EXPECT_EQ(run_command(make + " --requests 3 --next-n 2 --rows 6 --keys 50").code, 0);
 }
 

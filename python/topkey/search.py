@@ -133,8 +133,7 @@ def paged_mqa_topk(
         "count": rows, "starts": start, "ends": end, "lens": length, "row_request": request, "q_indptr": q_indptr,
         "next_n": next_n, "max_len": max_len, "candidates": candidates, "candidate_block": candidate_block_size,
         "force_first": force_first, "force_last": force_last, "topk": topk, "whole_start": whole_start,
-        "whole_end": whole_end, "block_scores": block_scores,
-        "block_size": block_size,
+        "whole_end": whole_end, "block_scores": block_scores, "block_size": block_size,
     }  # fmt: skip
     cache_fields("paged_mqa_topk", fields, cache)
     shard_fields("paged_mqa_topk", fields, shard)

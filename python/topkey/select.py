@@ -49,8 +49,7 @@ def topk(
         "scores": scores, "row_topk": row_topk, "count": rows, "starts": start, "ends": end, "lens": length,
         "row_request": request, "q_indptr": q_indptr, "next_n": next_n, "max_len": max_len, "candidates": candidates,
         "candidate_block": candidate_block_size, "mask": mask, "force_first": force_first, "force_last": force_last,
-        "topk": topk,
-        "block_size": block_size,
+        "topk": topk, "block_size": block_size,
     }  # fmt: skip
     form_fields("topk", fields, index_base, slot_map, order, fill)
     selection = output_fields("topk", fields, scores, (rows, topk, num_blocks), out, exec)

@@ -2,9 +2,9 @@
 //
 // Parts of a sharded step of the layer: its calls, made from configuration and step, and its chunks.
 #pragma once
-#include <algorithm>
 #include <string>
 
+#include "indexer.h"
 #include "shard/comm.h"
 #include "shard/host.h"
 
@@ -30,7 +30,7 @@ ExpandPools expand_args(const Step& s, const Tensor& pools);
 PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows);
 
 /// Key rows selected for a row: topk of them, or as many pools as make topk tokens.
-inline int64_t chosen_keys(const IndexerConfig& config) { return config.topk / std::max(config.pool_size, 1); }
+inline int64_t chosen_keys(const IndexerConfig& config) { return config.topk / layer::pool_size_of(config); }
 
 /// Entries a rank sends for a row: winners (scores and positions), and blocks where the layer is a source.
 struct Entries {

@@ -44,10 +44,12 @@ void check_tiles(const support::ProblemSpec& spec) {
 }
 
 /// Sizes that would take the machine down are refused: a trace is a sample, not a load.
-void check(const support::ProblemSpec& spec) {
+void check(const Sample& sample) {
   constexpr double kLimit = 4e9;
-  const double values = static_cast<double>(spec.keys) * spec.head_dim * spec.requests +
-                        static_cast<double>(spec.rows) * spec.heads * spec.head_dim;
+  const support::ProblemSpec& spec = sample.spec;
+  const double values =
+      static_cast<double>(spec.keys) * spec.head_dim * spec.requests +
+      static_cast<double>(spec.rows) * (static_cast<double>(spec.heads) * spec.head_dim + sample.topk);
   if (values > kLimit / 16) throw Failure("make-trace: this would be more than 4 GB of data on the way");
   if (spec.exact && (spec.heads > 128 || spec.head_dim > 128))
     throw Failure("make-trace: exact inputs have at most 128 heads and 128 dims");
@@ -144,9 +146,7 @@ Exit make(Options& options, const CLI::App& sub) {
     spec.addressing = support::Addressing::next_n;
     spec.rows = int64_t{spec.requests} * spec.next_n;
   }
-  check(spec);
-  if (static_cast<double>(options.sample.topk) * static_cast<double>(std::max<int64_t>(spec.rows, 1)) > 1e8)
-    throw Failure(fmt::format("make-trace: topk must be at most 10^8 over rows, got {}", options.sample.topk));
+  check(options.sample);
   check_stride(spec);
   support::Trace trace = make_sample(options.sample);
   if (options.expected) add_expected(trace);

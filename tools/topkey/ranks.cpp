@@ -15,6 +15,8 @@
 
 #include "study.h"
 #include "support/array.h"
+#include "support/call_outputs.h"
+#include "support/oracle.h"
 #include "support/scaling.h"
 
 namespace topkey::cli {
@@ -35,6 +37,18 @@ struct Whole {
   int64_t widest = 0;         ///< keys of the widest window
 };
 
+/// Whether a row says that it sees keys which max_len or the table leave out: the newest block is told from that.
+bool any_is_cut(const PagedMqaTopk& args, const std::vector<Window>& windows) {
+  const Tensor& table = args.keys.block_table;
+  const int64_t columns = table.shape[1] * args.keys.cache.page_size;
+  for (int64_t r = 0; r < args.rows.count; ++r) {
+    const Window& window = windows[static_cast<size_t>(r)];
+    const int64_t tables = args.keys.table_per_row ? -1 : table.shape[0];
+    if (window.size() > 0 && support::row_range(args.rows, r, columns, tables).end > window.end) return true;
+  }
+  return false;
+}
+
 Whole whole_of(const support::Call& call) {
   const auto* args = std::get_if<PagedMqaTopk>(&call.args());
   if (args == nullptr) throw Failure("--ranks wants a trace of paged_mqa_topk, got " + call.op());
@@ -50,6 +64,8 @@ Whole whole_of(const support::Call& call) {
     len = std::max(len, window.end);
     w.widest = std::max(w.widest, window.size());
   }
+  if (args->out.blocks.data != nullptr && any_is_cut(*args, w.windows))
+    throw Failure("--ranks wants windows inside max_len and the table where blocks are published");
   if (args->rows.max_len > 0 && args->rows.max_len < w.widest)
     throw Failure("--ranks wants windows of max_len keys at most");
   const Tensor& table = args->keys.block_table;
@@ -208,7 +224,6 @@ class Rank {
     }
     const auto keep = [&](const std::vector<int32_t>& list) { return kept_.emplace_back(Array::of(list)).view(); };
     const bool starts = std::any_of(whole_start.begin(), whole_start.end(), [](int32_t s) { return s != 0; });
-    if (starts && spec_.prefill_size > 1) throw Failure("--shard prefill wants windows from 0");
     const PagedMqaTopk& a = w_.args;
     step_.q = {picked(a.q.values, rows_, kept_), picked(a.q.scales, rows_, kept_), picked(a.q.weights, rows_, kept_)};
     step_.keys = own_.keys;
@@ -242,13 +257,9 @@ class Rank {
       start.push_back(known ? indptr[static_cast<size_t>(request)] : 0);
     }
     const KeyCache& cache = w_.args.keys.cache;
-    const int64_t total = indptr.back(), bytes = value_bytes(cache.format, cache.head_dim);
-    const DType real = cache.format == KeyFormat::bf16  ? DType::bf16
-                       : cache.format == KeyFormat::f16 ? DType::f16
-                       : cache.format == KeyFormat::f32 ? DType::f32
-                                                        : DType::u8;
-    const int64_t width = real == DType::u8 ? bytes : cache.head_dim;
-    shard_.gathered.values = kept_.emplace_back(real, std::initializer_list<int64_t>{total, width}).view();
+    const int64_t total = indptr.back();
+    const std::initializer_list<int64_t> shape{total, support::code_width(cache.format, cache.head_dim)};
+    shard_.gathered.values = kept_.emplace_back(support::code_dtype(cache.format), shape).view();
     if (is_fp8(cache.format)) {
       shard_.gathered.scales = kept_.emplace_back(DType::f32, std::initializer_list<int64_t>{total}).view();
     } else if (cache.format == KeyFormat::mxfp4) {
@@ -382,6 +393,9 @@ Exit run_on_ranks(const support::Call& call, const std::string& backend, const R
   if (processes <= 1 && o.ranks < 1) {
     throw Failure(fmt::format("run: --ranks must be from 1 to 1024 without mpirun, got {}", o.ranks));
   }
+  const bool from_0 = std::all_of(w.windows.begin(), w.windows.end(), [](const Window& v) { return v.start == 0; });
+  if (o.cut == "prefill" && !from_0 && std::max(processes, o.ranks) > 1)
+    throw Failure("--shard prefill wants windows from 0");
   if (processes <= 1) return on_threads(w, backend, o);
   if (o.ranks != 0 && o.ranks != processes) {
     throw Failure(fmt::format("--ranks must be the {} that mpirun has started, got {}", processes, o.ranks));
