@@ -96,6 +96,17 @@ const Backend& choose_backend(Op op, const Shape& shape, const Exec& exec) {
   return *b;
 }
 
+const Memory& memory_of(const char* op, const Exec& exec) {
+  const char* why = "this build has no backend there";
+  for (const Backend* b : kBackends) {
+    if (b->device != exec.device) continue;
+    why = b->unusable();
+    if (why == nullptr) return b->memory == nullptr ? kHostMemory : *b->memory;
+  }
+  throw Error(Status::unsupported, std::string(op) + ": exec.device must be one that is usable, got " +
+                                       device_name(exec.device) + ": " + why);
+}
+
 const char* why_unsupported(Op op, const Shape& shape, const Exec& exec) {
   thread_local std::string sentence;
   std::string reason;

@@ -26,6 +26,8 @@ template <>
 inline constexpr size_t kFirstSize<topkey_paged_mqa_topk_args> = offsetof(topkey_paged_mqa_topk_args, whole_start);
 template <>
 inline constexpr size_t kFirstSize<topkey_merge_topk_args> = offsetof(topkey_merge_topk_args, force_first);
+template <>
+inline constexpr size_t kFirstSize<topkey_shard_step> = offsetof(topkey_shard_step, token_order);
 
 /// The C++ twin of a caller's struct, whatever version of the header it was compiled against: fields that it did not
 /// know are zero; fields that this library does not know must be.

@@ -72,12 +72,11 @@ size_t step_bytes(const LimitsTwin& a, bool pools) noexcept {
   size_t bytes = SIZE_MAX;
   guard([&] {
     const char* op = pools ? "indexer_kpool_sharded_workspace_bytes" : "indexer_sharded_workspace_bytes";
-    const ShardSpec cut = from_c<ShardSpec>(op, "spec", a.spec);
-    validate(cut, op);
-    if (pools) validate_kpool(cut, op);
-    const auto query = pools ? shard::kpool_workspace_bytes : shard::workspace_bytes;
-    bytes = query(from_c<IndexerConfig>(op, "config", a.config), from_c<IndexerLimits>(op, "limits", a.limits), cut,
-                  from_c<Exec>(op, "exec", a.exec));
+    const shard::WorstStep worst{from_c<IndexerConfig>(op, "config", a.config),
+                                 from_c<IndexerLimits>(op, "limits", a.limits), from_c<ShardSpec>(op, "spec", a.spec),
+                                 pools};
+    validate(worst.spec, op);
+    bytes = shard::workspace_bytes(worst, from_c<Exec>(op, "exec", a.exec));
   });
   return bytes;
 }

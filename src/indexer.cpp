@@ -25,15 +25,6 @@ StoreK store_args(const IndexerConfig& config, const IndexerStep& step) {
   return a;
 }
 
-/// All columns of the step's rows, as the engines' consumers expect of rows that no one answers.
-void clear_rows(const Backend& b, const Tensor& t, int64_t rows, const Exec& exec) {
-  if (b.clear_rows != nullptr) return b.clear_rows(t, rows, exec);
-  for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
-    int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
-    std::fill(cells, cells + t.shape[1], -1);
-  }
-}
-
 int64_t tokens_of_key(const IndexerConfig& config) { return std::max<int64_t>({config.ratio, config.pool_size, 1}); }
 
 /// Keys of this layer that stand for one block of its source: tokens a block, over tokens a key.
@@ -99,13 +90,15 @@ void check_step(const Check& c, const IndexerConfig& config, const IndexerStep& 
   if (!c.has(step.k)) c.absent("slot_mapping", step.slot_mapping, "without k");
 }
 
-void clear_buffers(const IndexerStep& step, const Backend& searcher, const Exec& exec) {
+void clear_buffers(const Check& c, const IndexerStep& step, const Exec& exec) {
   if (step.cleared) return;
   // Of a caller's team one member clears; the others wait, lest a late clear wipes an answer.
   const bool alone = exec.team == nullptr;
   if (alone || exec.team->rank == 0) {
-    clear_rows(searcher, step.out.indices, step.rows.count, exec);
-    clear_rows(searcher, step.out.slots, step.rows.count, exec);
+    // All columns of the step's rows, as the engines' consumers expect of rows that no one answers.
+    const Memory& memory = memory_of(c.op(), exec);
+    memory.clear_rows(step.out.indices, step.rows.count, exec);
+    memory.clear_rows(step.out.slots, step.rows.count, exec);
   }
   if (!alone && exec.team->size > 1) exec.team->barrier(exec.team->ctx);
 }
@@ -197,7 +190,7 @@ void forward(const IndexerConfig& config, const IndexerStep& step, const Exec& e
     if (storer != nullptr) run_checked(*storer, store, dry);
     run_checked(searcher, search, dry);
   }
-  clear_buffers(step, searcher, exec);
+  clear_buffers(c, step, exec);
   if (storer != nullptr) run_checked(*storer, store, exec);
   run_checked(searcher, search, exec);
 }

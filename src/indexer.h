@@ -36,7 +36,7 @@ PagedMqaTopk search_args(const IndexerConfig& config, const IndexerStep& step);
 /// A step with the largest shapes within the limits and every output, without data: for size queries.
 IndexerStep largest_step(const Check& c, const IndexerConfig& config, const IndexerLimits& limits);
 /// Unless `cleared`: -1 in all columns of the step's rows. Of a caller's team one member does it, the others wait.
-void clear_buffers(const IndexerStep& step, const Backend& searcher, const Exec& exec);
+void clear_buffers(const Check& c, const IndexerStep& step, const Exec& exec);
 /// exec of a dry run: device values are checked, nothing is written.
 Exec dry_run(const Exec& exec);
 

@@ -124,7 +124,7 @@ void forward_kpool(const IndexerConfig& config, const IndexerStep& step, const E
     if (pooler != nullptr) run_checked(*pooler, pool, dry);
     run_checked(searcher, search, dry);
   }
-  clear_buffers(step, searcher, exec);
+  clear_buffers(c, step, exec);
   if (pooler != nullptr) run_checked(*pooler, pool, exec);
   run_checked(searcher, search, exec);
   run_checked(expander, expand, exec);

@@ -18,6 +18,7 @@ struct Inputs {
   Tensor key_indptr;
   int64_t total_keys;
   Tensor gathered_start;
+  Tensor token_order, token_positions, token_request;
 };
 
 /// One step of a layer as this rank sees it.
@@ -32,11 +33,16 @@ struct Step {
 
 constexpr size_t kExchangeLimit = size_t{64} << 20;
 
+/// The worst step of a layer.
+struct WorstStep {
+  IndexerConfig config;
+  IndexerLimits limits;
+  ShardSpec spec;
+  bool pools;
+};
+
 void forward(const Step& s, const Exec& exec);
-size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
-                       const Exec& exec);
-size_t kpool_workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
-                             const Exec& exec);
+size_t workspace_bytes(const WorstStep& worst, const Exec& exec);
 void exchange_rows(const ExchangeRows& a, topkey_communicator& comm, const Exec& exec);
 size_t exchange_rows_bytes(const ExchangeRows& a, const topkey_communicator& comm);
 void gather_k(const GatherK& a, topkey_communicator& comm, const Exec& exec);
@@ -59,7 +65,5 @@ void validate(const ExchangeRows& a, const topkey_communicator* comm);
 void validate_sharded(const GatherK& a, const topkey_communicator* comm);
 void validate(const shard::Step& s, const Exec& exec);
 void validate(const ShardSpec& spec, const char* op);
-/// Cuts that the layer over k-pools does not have.
-void validate_kpool(const ShardSpec& spec, const char* op);
 
 }  // namespace topkey

@@ -72,12 +72,6 @@ void validate(const ShardSpec& spec, const char* op) {
   TOPKEY_REQUIRE(c, spec.prefill_size <= 1, "row_shards", "0 with prefill ranks", std::to_string(spec.row_shards));
 }
 
-void validate_kpool(const ShardSpec& spec, const char* op) {
-  TOPKEY_REQUIRE(Check(op, Mode::call), spec.prefill_size <= 1, "prefill_size",
-                 "0 in the k-pool layer (the tokens of a pool would lie on several prefill ranks)",
-                 std::to_string(spec.prefill_size));
-}
-
 namespace {
 
 /// Rows are answered in parts: each must say for itself which request it belongs to and what it sees.
@@ -113,8 +107,22 @@ void check_context(const Check& c, const shard::Step& s) {
   TOPKEY_REQUIRE(c, !s.step.keys.table_per_row, "keys.table_per_row", "false with prefill and context ranks", "true");
 }
 
+/// Rows that are not of prefill on every rank, then as many more as every other rank has; and where tokens lie there.
+void check_prefill_tokens(const Check& c, const shard::Step& s) {
+  if (!layer::stores_pools(c, s.step)) return;
+  const int64_t own = s.spec.shard_decode ? 0 : s.step.num_decode_rows, dim = s.config.head_dim;
+  c.tensor("k", s.step.k, set_of({DType::bf16}), {at_least(own), exactly(dim)}, kUnit);
+  c.tensor("gate", s.step.gate, set_of({DType::bf16}), {at_least(s.step.k.shape[0]), exactly(dim)}, kUnit);
+  c.tensor("slot_mapping", s.step.slot_mapping, kInts, {any()}, 0);
+  const Extent tokens = at_least(s.step.slot_mapping.shape[0]);
+  c.tensor("token_order", s.in.token_order, kI32, {tokens}, 0);
+  c.tensor("token_positions", s.in.token_positions, kInts, {tokens}, 0);
+  c.tensor("token_request", s.in.token_request, kI32, {tokens}, 0);
+}
+
 /// Slots (and positions) of this rank's decode keys, then of every rank's prefill keys, rank after rank.
 void check_prefill_keys(const Check& c, const shard::Step& s) {
+  if (s.pools) return check_prefill_tokens(c, s);
   if (!c.has(s.step.k)) return;
   const int64_t own = s.spec.shard_decode ? 0 : s.step.num_decode_rows, ranks = s.spec.prefill_size;
   c.tensor("slot_mapping", s.step.slot_mapping, kInts, {at_least(own)}, 0);
@@ -138,7 +146,6 @@ void check_layer(const Check& c, const shard::Step& s) {
     layer::check(s.config);
     return layer::check_step(c, s.config, s.step);
   }
-  validate_kpool(s.spec, c.op());
   layer::check_kpool(s.config);
   layer::check_kpool_step(c, s.config, s.step);
   c.absent("whole_start", s.in.whole_start, "in the k-pool layer");
@@ -150,7 +157,17 @@ void check_pools(const Check& c, const shard::Step& s) {
   search.whole_end = s.in.whole_end;
   validate(layer::expand_args(c, s.config, s.step), Mode::call);
   validate(search, Mode::call);
-  if (layer::stores_pools(c, s.step)) validate(layer::pool_args(s.config, s.step), Mode::call);
+  if (!layer::stores_pools(c, s.step)) return;
+  PoolK pool = layer::pool_args(s.config, s.step);
+  if (s.spec.prefill_size > 1) {
+    // As it is called on what has been gathered: of that only the shape is known here.
+    const int64_t tokens = s.step.slot_mapping.shape[0], dim = s.config.head_dim;
+    pool.k = tensor(s.step.k.data, DType::bf16, {tokens, dim});
+    pool.gate = tensor(s.step.gate.data, DType::bf16, {tokens, dim});
+    pool.positions = s.in.token_positions, pool.request = s.in.token_request;
+    pool.q_indptr = Tensor{};
+  }
+  validate(pool, Mode::call);
 }
 
 }  // namespace

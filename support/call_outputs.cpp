@@ -36,20 +36,6 @@ int64_t largest_slot(const Tensor& slots) {
 
 }  // namespace
 
-DType code_dtype(KeyFormat format) {
-  switch (format) {
-    case KeyFormat::fp8: return DType::f8_e4m3fn;
-    case KeyFormat::bf16: return DType::bf16;
-    case KeyFormat::f16: return DType::f16;
-    case KeyFormat::f32: return DType::f32;
-    default: return DType::u8;
-  }
-}
-
-int64_t code_width(KeyFormat format, int64_t head_dim) {
-  return code_dtype(format) == DType::u8 ? value_bytes(format, head_dim) : head_dim;
-}
-
 bool Settings::has(const std::string& key) const {
   return options_.set.count(key) != 0 || trace_.metadata.count(key) != 0;
 }
@@ -115,7 +101,7 @@ void OutputMaker::selection(Selection& out, int64_t rows, int64_t topk, const st
 DenseKeys OutputMaker::dense(KeyFormat format, int64_t rows, int64_t head_dim) {
   DenseKeys keys{};
   keys.format = format;
-  keys.values = make("keys", code_dtype(format), {rows, code_width(format, head_dim)});
+  keys.values = make("keys", dense_dtype(format), {rows, dense_elements(format, head_dim)});
   if (is_fp8(format)) keys.scales = make("key_scale", DType::f32, {rows});
   if (format == KeyFormat::mxfp4) keys.scales = make("key_scale", DType::u8, {rows, head_dim / 32});
   return keys;
@@ -148,7 +134,7 @@ void OutputMaker::outputs(QuantizeQ& a) {
   const int64_t rows = a.q.shape[0], heads = a.q.shape[1], head_dim = a.q.shape[2];
   const bool packed = a.format == KeyFormat::mxfp4;
   const bool own = !is_fp8(a.format) && !packed;  // q keeps its dtype
-  a.q_out = make("q_out", own ? a.q.dtype : code_dtype(a.format), {rows, heads, packed ? head_dim / 2 : head_dim});
+  a.q_out = make("q_out", own ? a.q.dtype : dense_dtype(a.format), {rows, heads, packed ? head_dim / 2 : head_dim});
   if (packed) a.q_scales_out = make("q_scales_out", DType::u8, {rows, heads, head_dim / 32});
   a.weights_out = make("weights_out", DType::f32, {rows, heads});
 }

@@ -24,10 +24,6 @@ class Settings {
   const CallOptions& options_;
 };
 
-/// Dtype and elements of a dense row's values: bytes of packed formats, else values.
-DType code_dtype(KeyFormat format);
-int64_t code_width(KeyFormat format, int64_t head_dim);
-
 /// Rows.count where the trace does not give it; and the tensor that says so.
 int64_t row_count(const CallArgs& args);
 

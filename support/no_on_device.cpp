@@ -12,6 +12,7 @@ namespace {
 
 }  // namespace
 
+DeviceCopy::~DeviceCopy() = default;
 void DeviceCopy::add(Tensor&, Role) {}
 void DeviceCopy::add(void**, size_t, Role) {}
 void DeviceCopy::upload() { no_cuda(); }
@@ -24,6 +25,16 @@ void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step
 void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const Exec& exec) {
   if (exec.device != Device::cpu) no_cuda();
   indexer.forward(step, exec);
+}
+void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const RankCall& rank,
+                       const Exec& exec) {
+  if (exec.device != Device::cpu) no_cuda();
+  forward_sharded(indexer, step, rank.spec, rank.shard, exec);
+}
+void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const RankCall& rank,
+                       const Exec& exec) {
+  if (exec.device != Device::cpu) no_cuda();
+  forward_sharded(indexer, step, rank.spec, rank.shard, exec);
 }
 
 }  // namespace topkey::support

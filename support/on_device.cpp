@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
@@ -25,21 +26,42 @@ void must(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Device memory of the process, one call at a time.
-struct Arena {
-  std::mutex mutex;
-  uint64_t calls = 0;
-  uint8_t* data = nullptr;
-  size_t size = 0;
-
-  uint8_t* get(size_t bytes) {
-    if (bytes <= size) return data;
-    if (data != nullptr) must(cudaFree(data), "cudaFree");
-    data = nullptr;
-    size = std::max(bytes, size_t{256} << 20);
-    must(cudaMalloc(reinterpret_cast<void**>(&data), size), "cudaMalloc");
-    return data;
+/// Device memory of the process: of each device as many pieces as calls ran there at once, each as large as it ever was.
+class Arena {
+ public:
+  uint8_t* take(size_t bytes) {
+    int device = 0;
+    must(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto piece = std::find_if(pieces_.begin(), pieces_.end(),
+                              [device](const Piece& p) { return !p.taken && p.device == device; });
+    if (piece == pieces_.end()) piece = pieces_.insert(piece, Piece{});
+    if (bytes > piece->size) {
+      if (piece->data != nullptr) must(cudaFree(piece->data), "cudaFree");
+      *piece = {};
+      piece->device = device;
+      const size_t size = std::max(bytes, pieces_.size() == 1 ? size_t{256} << 20 : size_t{16} << 20);
+      must(cudaMalloc(reinterpret_cast<void**>(&piece->data), size), "cudaMalloc");
+      piece->size = size;
+    }
+    piece->taken = true;
+    return piece->data;
   }
+  void give_back(const uint8_t* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Piece& p : pieces_) p.taken = p.taken && p.data != data;
+  }
+  std::atomic<uint64_t> calls{0};
+
+ private:
+  struct Piece {
+    uint8_t* data = nullptr;
+    size_t size = 0;
+    int device = 0;
+    bool taken = false;
+  };
+  std::mutex mutex_;
+  std::vector<Piece> pieces_;
 };
 Arena& arena() {
   static Arena one;
@@ -61,6 +83,12 @@ bool bytes_of(const Tensor& t, uint8_t** first, uint8_t** last) {
 }
 
 }  // namespace
+
+DeviceCopy::~DeviceCopy() {
+  if (device_ == nullptr) return;
+  cudaDeviceSynchronize();  // a call that threw may have left work behind
+  arena().give_back(device_);
+}
 
 void DeviceCopy::add(Tensor& tensor, Role role) {
   for (Part& known : parts_) {
@@ -106,7 +134,7 @@ void DeviceCopy::make_blocks() {
 }
 
 void DeviceCopy::copy_rows(const Block& block, bool to_device) const {
-  uint8_t* device = arena().data + block.at;
+  uint8_t* device = device_ + block.at;
   for (const size_t i : block.parts) {
     const Part& p = parts_[i];
     if (p.role == Role::scratch || (!to_device && p.role != Role::output)) continue;
@@ -132,9 +160,8 @@ void DeviceCopy::copy_rows(const Block& block, bool to_device) const {
 }
 
 void DeviceCopy::upload() {
-  alone_ = std::unique_lock<std::mutex>(arena().mutex);
   make_blocks();
-  uint8_t* base = arena().get(used_);
+  uint8_t* base = device_ = arena().take(used_);
   for (const Block& b : blocks_) {
     if (!b.large) std::memcpy(staging_.data() + b.at, b.first, static_cast<size_t>(b.last - b.first));
   }
@@ -147,6 +174,7 @@ void DeviceCopy::upload() {
       *parts_[i].pointer = base + b.at + (host - b.first);
     }
   }
+  must(cudaDeviceSynchronize(), "the copies");  // streams of the call's own do not wait for this one
 }
 
 void DeviceCopy::download() {
@@ -154,14 +182,14 @@ void DeviceCopy::download() {
   ++arena().calls;
   const std::vector<uint8_t> sent = staging_;
   if (!staging_.empty())
-    must(cudaMemcpy(staging_.data(), arena().data, staging_.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    must(cudaMemcpy(staging_.data(), device_, staging_.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
   size_t end = 0;
   for (const Block& b : blocks_) {
     const auto bytes = static_cast<size_t>(b.last - b.first);
     if (b.large) {
       std::vector<uint8_t> walls(2 * kWall);
-      must(cudaMemcpy(walls.data(), arena().data + b.at - kWall, kWall, cudaMemcpyDeviceToHost), "cudaMemcpy");
-      must(cudaMemcpy(walls.data() + kWall, arena().data + b.at + bytes, kWall, cudaMemcpyDeviceToHost), "cudaMemcpy");
+      must(cudaMemcpy(walls.data(), device_ + b.at - kWall, kWall, cudaMemcpyDeviceToHost), "cudaMemcpy");
+      must(cudaMemcpy(walls.data() + kWall, device_ + b.at + bytes, kWall, cudaMemcpyDeviceToHost), "cudaMemcpy");
       if (std::any_of(walls.begin(), walls.end(), [](uint8_t x) { return x != kPoison; }))
         throw std::logic_error("the call wrote outside a buffer on the device");
       copy_rows(b, false);
@@ -183,18 +211,14 @@ void DeviceCopy::download() {
   }
 }
 
-uint64_t calls_on_device() {
-  const std::lock_guard<std::mutex> lock(arena().mutex);
-  return arena().calls;
-}
+uint64_t calls_on_device() { return arena().calls; }
 
 namespace {
 
-template <class Layer>
-void forward_layer(const Layer& layer, IndexerStep step, Exec exec) {
-  if (exec.device == Device::cpu) return layer.forward(step, exec);
-  using Role = DeviceCopy::Role;
-  DeviceCopy copy;
+using Role = DeviceCopy::Role;
+
+/// Everything of a layer's step.
+void add_step(DeviceCopy& copy, IndexerStep& step, Exec& exec) {
   EachTensor each{[&](Tensor& t) { copy.add(t, Role::input); }};
   for (Tensor* t : {&step.k, &step.k_scales, &step.slot_mapping, &step.gate, &step.ape, &step.positions})
     copy.add(*t, Role::input);
@@ -209,8 +233,40 @@ void forward_layer(const Layer& layer, IndexerStep step, Exec exec) {
   copy.add(reinterpret_cast<void**>(&exec.stats), exec.stats != nullptr ? kNumStats * sizeof(uint64_t) : 0,
            Role::output);
   copy.add(&exec.workspace, exec.workspace_bytes, Role::scratch);
+}
+
+struct OwnStream {
+  OwnStream() { must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  ~OwnStream() { cudaStreamDestroy(stream); }
+  cudaStream_t stream{};
+};
+
+template <class Layer>
+void forward_layer(const Layer& layer, IndexerStep step, Exec exec) {
+  if (exec.device == Device::cpu) return layer.forward(step, exec);
+  DeviceCopy copy;
+  add_step(copy, step, exec);
   copy.upload();
   layer.forward(step, exec);
+  copy.download();
+}
+
+template <class Layer>
+void forward_rank(const Layer& layer, IndexerStep step, RankCall rank, Exec exec) {
+  if (exec.device == Device::cpu) return forward_sharded(layer, step, rank.spec, rank.shard, exec);
+  const OwnStream own;
+  if (exec.stream == nullptr) exec.stream = own.stream;
+  DeviceCopy copy;
+  add_step(copy, step, exec);
+  ShardStep& s = rank.shard;
+  for (Tensor* t : {&s.whole_start, &s.whole_end, &s.key_indptr, &s.gathered_start, &s.token_order, &s.token_positions,
+                    &s.token_request})
+    copy.add(*t, Role::input);
+  for (Tensor* t : {&s.gathered.values, &s.gathered.scales}) copy.add(*t, Role::output);
+  copy.upload();
+  forward_sharded(layer, step, rank.spec, s, exec);
   copy.download();
 }
 
@@ -221,6 +277,14 @@ void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step
 }
 void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const Exec& exec) {
   forward_layer(indexer, step, exec);
+}
+void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const RankCall& rank,
+                       const Exec& exec) {
+  forward_rank(indexer, step, rank, exec);
+}
+void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const RankCall& rank,
+                       const Exec& exec) {
+  forward_rank(indexer, step, rank, exec);
 }
 
 }  // namespace topkey::support

@@ -6,7 +6,6 @@
 // without CUDA there is no such backend, and nothing here is called.
 #pragma once
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
 #include "support/call_fields.h"
@@ -15,10 +14,14 @@
 
 namespace topkey::support {
 
-/// Memory of one call: added, uploaded (pointers change), downloaded. Throws std::logic_error when a wall or an input was
-/// written to, std::runtime_error when the device fails.
+/// Memory of one call: added, uploaded (pointers change), downloaded. Calls of several threads have memory each. Throws
+/// std::logic_error when a wall or an input was written to, std::runtime_error when the device fails.
 class DeviceCopy {
  public:
+  DeviceCopy() = default;
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
+  ~DeviceCopy();
   /// output: copied back; scratch: only the walls matter.
   enum class Role { input, output, scratch };
   void add(Tensor& tensor, Role role);
@@ -46,7 +49,7 @@ class DeviceCopy {
   std::vector<Block> blocks_;
   std::vector<uint8_t> staging_;
   size_t used_ = 0;
-  std::unique_lock<std::mutex> alone_;  ///< of the device's memory, from upload on
+  uint8_t* device_ = nullptr;  ///< from upload on
 };
 
 /// A visitor of fields that calls f(tensor) for each tensor.
@@ -87,5 +90,16 @@ uint64_t calls_on_device();
 /// The layer's step likewise; on the host as it is.
 void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const Exec& exec);
 void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const Exec& exec);
+
+/// What a rank of a sharded step has beside the step.
+struct RankCall {
+  ShardSpec spec;
+  ShardStep shard;
+};
+/// A sharded step likewise, on a stream of its own.
+void forward_on_device(const SparseAttnIndexer& indexer, const IndexerStep& step, const RankCall& rank,
+                       const Exec& exec);
+void forward_on_device(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const RankCall& rank,
+                       const Exec& exec);
 
 }  // namespace topkey::support

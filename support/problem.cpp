@@ -163,16 +163,6 @@ void set_truth(Problem& p, const CodedProblem& data) {
   }
 }
 
-DType dense_dtype(KeyFormat format) {
-  switch (format) {
-    case KeyFormat::fp8: return DType::f8_e4m3fn;
-    case KeyFormat::bf16: return DType::bf16;
-    case KeyFormat::f16: return DType::f16;
-    case KeyFormat::f32: return DType::f32;
-    default: return DType::u8;
-  }
-}
-
 void set_keys(Problem& p, const CodedProblem& data) {
   std::vector<uint8_t> values(static_cast<size_t>(value_bytes(p.spec.format, p.spec.head_dim)));
   std::vector<uint8_t> scales(static_cast<size_t>(scale_bytes(p.spec.format, p.spec.head_dim)));
@@ -189,7 +179,7 @@ void set_keys(Problem& p, const CodedProblem& data) {
 void allocate_dense(Problem& p, int64_t count) {
   const ProblemSpec& spec = p.spec;
   p.keys = Array(dense_dtype(spec.format),
-                 {count, is_packed(spec.format) ? value_bytes(spec.format, spec.head_dim) : spec.head_dim});
+                 {count, dense_elements(spec.format, spec.head_dim)});
   if (is_fp8(spec.format)) p.key_scales = Array(DType::f32, {count});
   if (spec.format == KeyFormat::mxfp4) p.key_scales = Array(DType::u8, {count, spec.head_dim / 32});
 }

@@ -121,7 +121,7 @@ constexpr bool tiles(const std::array<Field, N>& fields, size_t size, size_t ali
   F(struct_size) F(context) F(row_rank) F(row_shards) F(prefill_rank) F(prefill_size) F(shard_decode) F(exchange_limit)
 #define SHARD_STEP(F) \
   F(struct_size) F(comm) F(prefill_comm) F(row_shard_sizes) F(whole_start) F(whole_end) F(gathered) F(key_indptr) \
-  F(total_keys) F(gathered_start)
+  F(total_keys) F(gathered_start) F(token_order) F(token_positions) F(token_request)
 #define EXCHANGE_ROWS(F) F(struct_size) F(buffer) F(width) F(first_row) F(row_shard_sizes)
 // clang-format on
 

@@ -36,16 +36,6 @@ std::vector<int64_t> count_up(int64_t first, int64_t last) {
   return all;
 }
 
-DType key_dtype(KeyFormat format) {
-  switch (format) {
-    case KeyFormat::fp8: return DType::f8_e4m3fn;
-    case KeyFormat::bf16: return DType::bf16;
-    case KeyFormat::f16: return DType::f16;
-    case KeyFormat::f32: return DType::f32;
-    default: return DType::u8;
-  }
-}
-
 Array rope_table(const ClusterSpec& spec) {
   const Array table(DType::f32, {spec.max_tokens, 16});
   Random random(spec.seed * 7 + 1);
@@ -76,7 +66,7 @@ bool canaries_live(const uint8_t* workspace, size_t bytes) {
 struct Made {
   Array q, weights, k, slots, positions, request, end, start, whole_start, whole_end, table, attention, rope;
   Array values, scales, indptr, gathered_start;
-  Array q_scales, gate, ape, tail_slots;
+  Array q_scales, gate, ape, tail_slots, row_positions, token_order, token_request;
   Answer answer;
   IndexerStep step{};
 };
@@ -125,7 +115,12 @@ void set_pools(const ClusterSpec& spec, const StepData& data, const Replica& rep
   m.ape = Array(DType::f32, {spec.ratio, spec.head_dim});
   Random random(spec.seed * 7 + 2);
   for (int64_t i = 0; i < m.ape.size(); ++i) m.ape.as<float>()[i] = random.normal();
-  m.step.gate = m.gate.view(), m.step.ape = m.ape.view(), m.step.positions = m.positions.view();
+  m.row_positions = Array(DType::i64, {m.step.rows.count});
+  for (int64_t j = 0; j < m.step.rows.count; ++j) {
+    const int64_t r = m.answer.rows[static_cast<size_t>(j)];
+    m.row_positions.as<int64_t>()[j] = r < 0 ? -1 : data.rows[static_cast<size_t>(r)].token;
+  }
+  m.step.gate = m.gate.view(), m.step.ape = m.ape.view(), m.step.positions = m.row_positions.view();
   m.step.tail = replica.tail().view(), m.step.tail_slots = m.tail_slots.view();
 }
 
@@ -201,6 +196,20 @@ std::vector<int64_t> dealt(const StepData& data, int32_t rank, int32_t world, bo
   return own;
 }
 
+/// All tokens in order, whoever has their rows: what `dealt` has dealt, found again.
+void set_tokens(const ClusterSpec& spec, const StepData& data, Made& m, ShardStep& shard) {
+  const auto tokens = static_cast<int64_t>(data.rows.size()), own = spec.shard_decode ? 0 : data.decode_rows;
+  const int64_t each = (tokens - own + spec.world - 1) / spec.world;
+  m.token_order = Array(DType::i32, {tokens}), m.token_request = Array(DType::i32, {tokens});
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t dealt = t - own, at = dealt < 0 ? t : own + dealt % spec.world * each + dealt / spec.world;
+    m.token_order.as<int32_t>()[t] = static_cast<int32_t>(at);
+    m.token_request.as<int32_t>()[t] = static_cast<int32_t>(data.rows[static_cast<size_t>(t)].turn);
+  }
+  shard.token_order = m.token_order.view(), shard.token_request = m.token_request.view();
+  shard.token_positions = m.positions.view();
+}
+
 /// Why this build has no such backend; empty: it has.
 std::string unusable(const char* backend) {
   if (backend == nullptr) return {};  // some backend there always is
@@ -220,10 +229,9 @@ void set_gathered(const ClusterSpec& spec, const StepData& data, Made& m, ShardS
   }
   const int64_t total = indptr.back() + 3;  // a bound, not what it is
   m.indptr = Array::of(indptr), m.gathered_start = Array::of(start);
-  const DType dtype = key_dtype(spec.format);
-  const int64_t width = dtype == DType::u8 ? value_bytes(spec.format, spec.head_dim) : spec.head_dim;
-  m.values = Array(dtype, {total, width});
+  m.values = Array(dense_dtype(spec.format), {total, dense_elements(spec.format, spec.head_dim)});
   if (spec.format == KeyFormat::fp8) m.scales = Array(DType::f32, {total});
+  if (spec.format == KeyFormat::mxfp4) m.scales = Array(DType::u8, {total, spec.head_dim / 32});
   shard.gathered = {m.values.view(), m.scales.view(), spec.format};
   shard.key_indptr = m.indptr.view(), shard.total_keys = total, shard.gathered_start = m.gathered_start.view();
 }
@@ -243,6 +251,11 @@ std::string ClusterSpec::text() const {
          std::to_string(force_last) + " limit " + std::to_string(exchange_limit) + (starts ? " starts" : "") +
          (pools ? " pools" : "") + (padding > 0 ? " padding" : "") + (rope ? " rope" : "") +
          (shard_decode ? " shard_decode" : "") + " seed " + std::to_string(seed);
+}
+
+void ClusterSpec::suit(const std::string& backend) {
+  static const std::vector<std::string> general = general_backends();
+  if (std::find(general.begin(), general.end(), backend) == general.end()) format = KeyFormat::fp8, head_dim = 128;
 }
 
 StepData step_data(const ClusterSpec& spec, const std::vector<Turn>& turns, uint64_t seed) {
@@ -379,7 +392,7 @@ void run_alone(const Layer& layer, const ClusterSpec& spec, const Made& m, const
   const size_t bytes = layer.workspace_bytes({0, m.step.rows.count, 16, spec.max_tokens, 4}, exec);
   Exec own = exec;
   own.workspace = workspace_of(-1, bytes), own.workspace_bytes = bytes;
-  layer.forward(m.step, own);
+  forward_on_device(layer, m.step, own);
 }
 
 /// The same on one of several.
@@ -388,16 +401,14 @@ void run_rank(const Layer& layer, const ClusterSpec& spec, const Made& m, int32_
               const Exec& exec) {
   const ShardSpec cut = shard_spec(spec, rank);
   const IndexerLimits limits{0, std::max<int64_t>(1, m.step.rows.count), 16, spec.max_tokens, 4};
-  // A backend that does not exist, or a cut that there is not, is for the step to complain of.
+  // A backend that does not exist is for the step to complain of.
   size_t bytes = size_t{1} << 20;
-  if (unusable(exec.backend).empty() && !(spec.pools && cut.prefill_size > 1)) {
-    bytes = sharded_workspace_bytes(layer, limits, cut, exec);
-  }
+  if (unusable(exec.backend).empty()) bytes = sharded_workspace_bytes(layer, limits, cut, exec);
   if (spec.without_workspace) bytes = 0;
   uint8_t* workspace = workspace_of(rank, bytes);
   Exec own = exec;
   own.workspace = workspace, own.workspace_bytes = bytes;
-  forward_sharded(layer, m.step, cut, shard, own);
+  forward_on_device(layer, m.step, {cut, shard}, own);
   if (!canaries_live(workspace, bytes)) throw std::logic_error("forward_sharded wrote past its workspace");
 }
 
@@ -420,10 +431,11 @@ Answer answer_rank(const ClusterSpec& spec, const Replica& replica, const StepDa
   const bool prefill = spec.kind == Kind::prefill || spec.kind == Kind::prefill_context;
   std::vector<int64_t> rows = count_up(0, static_cast<int64_t>(data.rows.size())), stored = rows;
   if (prefill) {
-    rows = stored = count_up(0, spec.shard_decode ? 0 : data.decode_rows);
+    rows = count_up(0, spec.shard_decode ? 0 : data.decode_rows);
+    stored = spec.pools ? count_up(0, static_cast<int64_t>(data.rows.size())) : rows;
     for (int32_t r = 0; r < spec.world; ++r) {
       const std::vector<int64_t> own = dealt(data, r, spec.world, spec.shard_decode);
-      stored.insert(stored.end(), own.begin(), own.end());
+      if (!spec.pools) stored.insert(stored.end(), own.begin(), own.end());
       if (r == rank) rows.insert(rows.end(), own.begin(), own.end());
     }
   } else {
@@ -445,6 +457,8 @@ Answer answer_rank(const ClusterSpec& spec, const Replica& replica, const StepDa
     shard.whole_end = m.whole_end.view();
   }
   if (spec.kind == Kind::prefill_context && replica.shard().active()) set_gathered(spec, data, m, shard);
+  if (spec.pools && prefill) set_tokens(spec, data, m, shard);
+  if (spec.change_rank != nullptr) spec.change_rank(shard);
   const IndexerConfig config = indexer_config(spec);
   if (spec.pools) {
     run_rank(SparseAttnIndexerKpool(config), spec, m, rank, shard, exec);

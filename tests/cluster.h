@@ -32,10 +32,13 @@ struct ClusterSpec {
   size_t exchange_limit = 0;
   uint64_t seed = 1;
   void (*change)(IndexerStep&) = nullptr;  ///< what a test changes in every step, before it is answered
+  void (*change_rank)(ShardStep&) = nullptr;    ///< and beside it, on every rank
   std::string text() const;
   /// Entries of a tail: a pool, and as many drafts as a step may reject.
   int64_t ring() const { return int64_t{ratio} * (1 + (3 + ratio - 1) / ratio); }
   int64_t columns() const { return topk + (pools ? ratio - 1 : 0); }
+  /// Keys that a backend takes which is not one for all.
+  void suit(const std::string& backend);
 };
 
 /// One request of a step: `rows` new tokens behind `cached` ones. tokens: a seed for each token's key.

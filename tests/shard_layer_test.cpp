@@ -32,8 +32,9 @@ struct Batch {
 };
 
 /// A prompt step, then steps in which the first requests decode and the others go on with their prompts.
-void run_steps(const ClusterSpec& spec, const std::string& backend, Random& random,
+void run_steps(ClusterSpec spec, const std::string& backend, Random& random,
                const std::function<void(const std::string&)>& fail) {
+  spec.suit(backend);
   const auto requests = static_cast<size_t>(random.between(1, 4)), decodes = random.below(requests + 1);
   Batch batch(requests, spec.max_tokens, random);
   Replica alone(spec, Shard{}, spec.seed);
@@ -111,7 +112,7 @@ TEST_P(ShardLayer, EveryCutEqualsOneRank) {
 }
 
 TEST_P(ShardLayer, EveryCutOfPoolsEqualsOneRank) {
-  for (const Kind kind : {Kind::context, Kind::rows}) {
+  for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
     property(std::string("the layer over k-pools on ranks equals one rank: ") + kind_name(kind), 200, [&] {
       const ClusterSpec spec = draw_pools(kind);
       RC_LOG() << spec.text();
@@ -131,7 +132,6 @@ TEST_P(ShardLayer, ProductionGeometries) {
   pools.pools = true, pools.topk = 2048, pools.ratio = 4, pools.page_size = 32, pools.interleave = 16;
   for (ClusterSpec spec : {v32, v4, v41, glm, pools}) {
     for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
-      if (spec.pools && kind != Kind::context && kind != Kind::rows) continue;
       spec.kind = kind, spec.world = 4, spec.heads = 8, spec.pool_pages = 200;
       SCOPED_TRACE(spec.text());
       Random random(spec.seed);

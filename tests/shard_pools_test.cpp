@@ -5,6 +5,9 @@
 // ranks compare; bytes on the wire; absent parts of a step.
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <cstring>
+
 #include "tests/backend_test.h"
 #include "tests/cluster.h"
 
@@ -17,7 +20,7 @@ constexpr int32_t kWorld = 3, kSize = 4;
 
 /// Two requests, one decoding: 3 and 30 rows.
 struct Scene {
-  explicit Scene(const ClusterSpec& wanted) : spec(wanted), comms(local_communicators(kWorld)) {
+  explicit Scene(const ClusterSpec& wanted) : spec(wanted), comms(local_communicators(kWorld)), prefill(local_communicators(kWorld)) {
     for (uint64_t t = 0; t < 200; ++t) tokens.push_back(t + 1);
     data = step_data(spec, {{0, 0, 3, true, &tokens}, {1, 0, 30, false, &tokens}}, 1);
     for (int32_t r = 0; r < kWorld; ++r) {
@@ -35,7 +38,7 @@ struct Scene {
       const auto r = static_cast<size_t>(rank);
       ClusterSpec own = spec;
       if (change) change(rank, own);
-      answer_rank(own, replicas[r], data, rank, {comms[r].get(), comms[r].get()}, Exec{});
+      answer_rank(own, replicas[r], data, rank, {comms[r].get(), prefill[r].get()}, Exec{});
     });
   }
   /// Neither pages nor tails of any rank.
@@ -50,32 +53,50 @@ struct Scene {
     return false;
   }
   ClusterSpec spec;
-  std::vector<std::unique_ptr<Communicator>> comms;
+  std::vector<std::unique_ptr<Communicator>> comms, prefill;
   std::vector<uint64_t> tokens;
   StepData data;
   std::vector<Replica> replicas;
 };
 
-TEST(ShardPools, PrefillRanksAreRefused) {
+/// What prefill ranks must say of the tokens, and where these may not lie.
+TEST(ShardPools, TokensOfPrefillRanksAreChecked) {
+  const std::vector<std::pair<void (*)(ShardStep&), const char*>> faults = {
+      {[](ShardStep& s) { s.token_order = Tensor{}; }, "token_order must be"},
+      {[](ShardStep& s) { s.token_order.dtype = DType::i64; }, "token_order must be"},
+      {[](ShardStep& s) { s.token_order.shape[0] -= 1; }, "token_order must be"},
+      {[](ShardStep& s) { s.token_positions = Tensor{}; }, "token_positions must be"},
+      {[](ShardStep& s) { s.token_request = Tensor{}; }, "token_request must be"},
+  };
   for (const Kind kind : {Kind::prefill, Kind::prefill_context}) {
-    Scene scene(Scene::pools(kind));
-    for (const Thrown& t : scene.run()) {
-      if (t.status == Status::peer_error) {
-        EXPECT_THAT(t.sentence, HasSubstr("prefill_size must be 0"));
-        continue;
-      }
-      EXPECT_EQ(t.status, Status::invalid_argument);
-      EXPECT_EQ(
-          t.sentence,
-          "indexer_kpool_forward_sharded: prefill_size must be 0 in the k-pool layer (the tokens of a pool would lie "
-          "on several prefill ranks), got 3");
+    for (const auto& [change, sentence] : faults) {
+      Scene scene(Scene::pools(kind));
+      scene.spec.change_rank = change;
+      for (const Thrown& t : scene.run()) EXPECT_THAT(t.sentence, HasSubstr(sentence));
+      EXPECT_FALSE(scene.written()) << sentence;
     }
-    EXPECT_FALSE(scene.written());
-    const SparseAttnIndexerKpool layer(indexer_config(scene.spec));
-    const Thrown asked = thrown_by([&] {
-      (void)sharded_workspace_bytes(layer, {0, 8, 2, 100, 1}, shard_spec(scene.spec, 0), Exec{});
-    });
-    EXPECT_THAT(asked.sentence, HasSubstr("indexer_kpool_sharded_workspace_bytes: prefill_size must be 0"));
+  }
+}
+
+/// A token that lies nowhere is NaN, and so is its pool; no other memory is read.
+TEST(ShardPools, ATokenThatLiesNowhereIsNaN) {
+  ClusterSpec spec = Scene::pools(Kind::prefill);
+  spec.format = KeyFormat::bf16;
+  Scene scene(spec);
+  scene.spec.change_rank = [](ShardStep& s) {
+    auto* order = static_cast<int32_t*>(s.token_order.data);
+    order[4] = -1, order[9] = 1 << 30;  // tokens 1 and 6 of the second request: in its first and second pool
+  };
+  for (const Thrown& t : scene.run()) ASSERT_EQ(t.status, Status::ok) << t.sentence;
+  const Replica& r = scene.replicas[0];
+  const PageLayout layout = page_layout(KeyFormat::bf16, Layout::planar, scene.spec.page_size, scene.spec.head_dim);
+  for (int64_t pool = 0; pool < 3; ++pool) {
+    const int64_t slot = r.slot(1, pool * kSize + kSize - 1);
+    const Tensor pages = r.cache().pages;
+    const auto* page = static_cast<const uint8_t*>(pages.data) + slot / scene.spec.page_size * pages.stride[0];
+    uint16_t value = 0;
+    std::memcpy(&value, page + layout.value_offset(slot % scene.spec.page_size), sizeof value);
+    EXPECT_EQ(std::isnan(bf16_to_float(value)), pool < 2) << pool;
   }
 }
 
@@ -133,8 +154,10 @@ TEST(ShardPools, AStepThatIsRefusedHasWrittenNothing) {
       {[](IndexerStep& s) { s.rows.request = Tensor{}; }, "rows.request must be"},
       {[](IndexerStep& s) { s.positions.shape[0] = 5; }, "positions must be"},
   };
-  for (const Kind kind : {Kind::context, Kind::rows}) {
+  for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
     for (const auto& [change, sentence] : faults) {
+      // Of prefill ranks without a context each answers its own rows, as one rank does.
+      if (kind == Kind::prefill && std::string(sentence).find("rows.request") == 0) continue;
       Scene scene(Scene::pools(kind));
       scene.spec.change = change;
       for (const Thrown& t : scene.run()) {
@@ -177,10 +200,11 @@ TEST_P(ShardPoolsOn, OptionalPartsOfAStep) {
       [](IndexerStep& s) { s.skip_step = true; },
       [](IndexerStep& s) { s.rows.max_len = 8; },  // fewer pools than are to be chosen: smaller rows travel
   };
-  for (const Kind kind : {Kind::context, Kind::rows}) {
+  for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
     for (size_t i = 0; i < changes.size(); ++i) {
       ClusterSpec spec = Scene::pools(kind);
       if (i + 1 == changes.size()) spec.topk = 64;
+      spec.suit(GetParam());
       Scene scene(spec);
       Replica alone(scene.spec, Shard{}, 1);
       alone.make_room(scene.data);
@@ -189,7 +213,7 @@ TEST_P(ShardPoolsOn, OptionalPartsOfAStep) {
       const auto thrown = run_ranks(kWorld, [&](int32_t rank) {
         const auto r = static_cast<size_t>(rank);
         const Answer own =
-            answer_rank(scene.spec, scene.replicas[r], scene.data, rank, {scene.comms[r].get(), nullptr}, exec());
+            answer_rank(scene.spec, scene.replicas[r], scene.data, rank, {scene.comms[r].get(), scene.prefill[r].get()}, exec());
         EXPECT_EQ(difference(want, own), "") << kind_name(kind) << ", change " << i << ", rank " << rank;
       });
       for (const Thrown& t : thrown) EXPECT_EQ(t.status, Status::ok) << "change " << i << ": " << t.sentence;

@@ -71,6 +71,20 @@ constexpr int64_t row_bytes(KeyFormat format, int64_t head_dim) noexcept {
 }
 /// head_dim must be a positive multiple of this.
 constexpr int64_t dim_multiple(KeyFormat format) noexcept { return is_packed(format) ? 32 : 1; }
+/// dtype of a matrix of values (fp8: e4m3fn; u8 is accepted there too).
+constexpr DType dense_dtype(KeyFormat format) noexcept {
+  switch (format) {
+    case KeyFormat::fp8: return DType::f8_e4m3fn;
+    case KeyFormat::bf16: return DType::bf16;
+    case KeyFormat::f16: return DType::f16;
+    case KeyFormat::f32: return DType::f32;
+    default: return DType::u8;
+  }
+}
+/// Elements of a row of such a matrix.
+constexpr int64_t dense_elements(KeyFormat format, int64_t head_dim) noexcept {
+  return is_packed(format) ? value_bytes(format, head_dim) : head_dim;
+}
 /// head_dim of a row of values with this many elements (as tensors count them), -1 where none has.
 constexpr int64_t dim_of_elements(KeyFormat format, int64_t elements) noexcept {
   if (format == KeyFormat::mxfp4) return elements * 2;

@@ -17,11 +17,12 @@
 
 namespace topkey {
 
-/// The ranks of one group. Derive from it to bring a transport: two functions that move bytes in host memory, or on the
-/// device and stream that the collectives are given.
+/// The ranks of one group. Derive from it to bring a transport: two functions that move bytes in host memory, or in that
+/// of the device and on the stream that the collectives are given.
 class Communicator {
  public:
-  /// flags: TOPKEY_COMM_BLOCKS where calls block the host; such a transport cannot be captured in a graph.
+  /// flags: TOPKEY_COMM_BLOCKS where calls block the host; such a transport is refused under stream capture, and its
+  /// calls get copies in host memory of what lies on a device, unless TOPKEY_COMM_DEVICE says that they take it.
   Communicator(int32_t rank, int32_t size, uint32_t flags = TOPKEY_COMM_BLOCKS);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -86,11 +87,16 @@ struct ShardStep {
   Tensor key_indptr;
   int64_t total_keys;
   Tensor gathered_start;
+  /// Prefill ranks of the k-pool layer: the new tokens of all ranks, T of them, as one rank has them (a request's side by
+  /// side, ascending). token_order i32 [T]: where a token's k and gate lie, a row of this rank's decode rows and then
+  /// the prefill rows of all ranks, rank after rank; of another number they are NaN. positions i32|i64 [T]; request
+  /// i32 [T], < 0: padding. step.slot_mapping and step.tail_slots count these tokens too
+  Tensor token_order, token_positions, token_request;
 };
 
 /// Row shards back into global order: rows [first_row + sizes before rank, + sizes[rank]) of every rank's buffer reach
 /// all ranks, columns < width; other rows and columns are not touched. One exchange; in place where the rows are
-/// contiguous. Strided buffers are staged in the workspace (host memory).
+/// contiguous. Strided buffers are staged in the workspace.
 struct ExchangeRows {
   uint32_t struct_size;
   Tensor buffer;  ///< [rows, >=width] of any dtype, or [rows] with width 1
@@ -111,6 +117,9 @@ struct ShardTwin : topkey_shard_step {
     std::memcpy(&key_indptr, &step.key_indptr, sizeof key_indptr);
     total_keys = step.total_keys;
     std::memcpy(&gathered_start, &step.gathered_start, sizeof gathered_start);
+    std::memcpy(&token_order, &step.token_order, sizeof token_order);
+    std::memcpy(&token_positions, &step.token_positions, sizeof token_positions);
+    std::memcpy(&token_request, &step.token_request, sizeof token_request);
   }
 };
 /// What a collective threw: a callback's own exception, else the status.
@@ -160,7 +169,7 @@ inline size_t exchange_rows_workspace_bytes(const ExchangeRows& args, Communicat
 
 /// gather_k over all ranks of args.keys.shard: out row i of request b is global key row i - indptr[b], indptr counts
 /// global key rows, and every rank gets them all. Each rank reads what it owns; the parts are exchanged and put into
-/// global order. Host memory.
+/// global order.
 inline void gather_k_sharded(const GatherK& args, Communicator& comm, const Exec& exec) {
   const auto c_args = border::to_c<topkey_gather_k_args>(args);
   const auto c_exec = border::to_c<topkey_exec>(exec);
@@ -176,8 +185,9 @@ inline size_t gather_k_sharded_workspace_bytes(const GatherK& args, const Exec& 
 /// prefill: the same number of new keys; pad with slot -1). The first step of a communicator compares what the ranks
 /// must agree on and throws on all of them, naming both, where they do not. Prefill ranks: slot_mapping and
 /// rope.positions cover this rank's decode keys, then the prefill keys of all ranks, rank after rank, with the slots of
-/// this rank's own cache. Under strict a wild value throws after the
-/// keys are stored. exec.team must be absent.
+/// this rank's own cache. Under strict a wild value throws after the keys are stored. exec.team must be absent. On a
+/// device all tensors lie there, all work goes to exec.stream, and a transport that does not block can be captured from
+/// the second step on.
 inline void forward_sharded(const SparseAttnIndexer& indexer, const IndexerStep& step, const ShardSpec& spec,
                             const ShardStep& shard, const Exec& exec) {
   border::run_sharded(topkey_indexer_forward_sharded, indexer.config(), step, spec, shard, exec);
@@ -193,7 +203,9 @@ inline size_t sharded_workspace_bytes(const SparseAttnIndexer& indexer, const In
 /// k, gate, positions, tail and tail slots are those of all rows on every rank: a pool may be completed by tokens of
 /// earlier steps, whoever owns it. whole_end counts global pools. Winning pools are merged, then every rank expands
 /// them by its own slot_map and appends the open pool. Row shards exchange pool ids, in the workspace. Prefill ranks
-/// are refused: a pool's tokens would lie on several of them.
+/// have k and gate of their own rows: its decode rows in front (unless these are dealt out too), behind them as many rows
+/// as every other rank has. They are gathered and put into the order of the tokens in the workspace, which holds all of
+/// them, and every rank makes the pools whose slots it was given. step.positions are those of this rank's own rows.
 inline void forward_sharded(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const ShardSpec& spec,
                             const ShardStep& shard, const Exec& exec) {
   border::run_sharded(topkey_indexer_kpool_forward_sharded, indexer.config(), step, spec, shard, exec);

@@ -13,9 +13,12 @@ extern "C" {
 /* ---- sharding (shard.h) ---------------------------------------------------------------------------------------------------- */
 /* Filled by the caller, or by one of the functions below. ctx is given back to every callback.
  * all_gather: `bytes` of each rank into receive [size * bytes], rank after rank; send may be this rank's part of receive.
- * all_gatherv: bytes[r] of rank r. Both: in host memory, or on the device and stream of the collective; 0 = done (enqueued).
+ * all_gatherv: bytes[r] of rank r. 0 = done (enqueued). Both in host memory; of a call on a device, in its memory and on its
+ * stream where the flags say so (the first exchange of all is in host memory there too).
  * fail: this rank has failed, let the peers that wait fail too (may be null). failure: the last failed call in words (may
- * be null). release: frees ctx of one that the library has filled. flags: TOPKEY_COMM_BLOCKS.
+ * be null). release: frees ctx of one that the library has filled. flags: TOPKEY_COMM_BLOCKS where calls block the host, which a
+ * captured stream refuses; TOPKEY_COMM_DEVICE beside it where they take device memory all the same. One that blocks and does
+ * not is given copies in host memory. One that does not block must take device memory.
  * received_bytes (from others, added to) and agreed (what the ranks have agreed on) are the library's: 0 at the start. */
 typedef struct topkey_communicator {
   uint32_t struct_size;
@@ -29,7 +32,7 @@ typedef struct topkey_communicator {
   uint32_t flags;
   uint64_t received_bytes, agreed[4];
 } topkey_communicator;
-enum { TOPKEY_COMM_BLOCKS = 1 };
+enum { TOPKEY_COMM_BLOCKS = 1, TOPKEY_COMM_DEVICE = 2 };
 
 typedef struct topkey_shard_spec {
   uint32_t struct_size;
@@ -50,6 +53,7 @@ typedef struct topkey_shard_step {
   topkey_tensor key_indptr;
   int64_t total_keys;
   topkey_tensor gathered_start;
+  topkey_tensor token_order, token_positions, token_request;
 } topkey_shard_step;
 
 typedef struct topkey_exchange_rows_args {

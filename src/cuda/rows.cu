@@ -170,27 +170,13 @@ __global__ __launch_bounds__(kThreads) void expand_ids(const __grid_constant__ E
   if (blockIdx.x == 0 && threadIdx.x == 0) count(stats, kRows, static_cast<uint64_t>(a.rows.count));
 }
 
-__global__ __launch_bounds__(kThreads) void clear(const __grid_constant__ Tensor t, int64_t rows) {
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    for (int64_t i = threadIdx.x; i < t.shape[1]; i += kThreads) *element<int32_t>(t, row, i) = -1;
-  }
-}
-
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&clear), 0},
-                                {reinterpret_cast<const void*>(&expand), 0},
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&expand), 0},
                                 {reinterpret_cast<const void*>(&translate), 0},
                                 {reinterpret_cast<const void*>(&expand_ids), 0}};
 
 }  // namespace
 
-KernelList rows_kernels() { return {kEntries, 4}; }
-
-void clear_rows(const Tensor& t, int64_t rows, const Exec& exec) {
-  if (t.data == nullptr || rows == 0) return;
-  const Launch launch("clear_rows", exec);
-  clear<<<launch.blocks(rows, 4), kThreads, 0, launch.stream()>>>(t, rows);
-  TOPKEY_CUDA_LAUNCHED("clear_rows");
-}
+KernelList rows_kernels() { return {kEntries, 3}; }
 
 void expand_rows(const ExpandRows& a, const Exec& exec) {
   if (a.capacity == 0) return;

@@ -24,8 +24,7 @@ void paged_mqa_topk(Cores cores, const PagedMqaTopk&, const Exec&);
 /// Whether the portable backend scores such a pairing on tensor cores; else by plain FMA.
 bool on_tensor_cores(KeyFormat format, DType q);
 
-/// All columns of i32 rows [0, rows) to -1.
-void clear_rows(const Tensor& t, int64_t rows, const Exec& exec);
+extern const Memory kMemory;
 
 KernelList look_kernels();
 KernelList score_kernels();
@@ -42,11 +41,13 @@ KernelList rows_kernels();
 KernelList quantize_kernels();
 KernelList cache_kernels();
 KernelList pool_kernels();
+KernelList memory_kernels();
 
-inline std::array<KernelList, 15> kernel_lists() {
+inline std::array<KernelList, 16> kernel_lists() {
   return {look_kernels(),       score_kernels(),     score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
           pick_quick_kernels(), pick_sm90_kernels(), decode_kernels(),    prefill_kernels(),    merge_kernels(),
-          logits_kernels(),     rows_kernels(),      quantize_kernels(),  cache_kernels(),      pool_kernels()};
+          logits_kernels(),     rows_kernels(),      quantize_kernels(),  cache_kernels(),      pool_kernels(),
+          memory_kernels()};
 }
 
 }  // namespace topkey::cuda

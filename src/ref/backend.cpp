@@ -35,7 +35,7 @@ constinit const Backend kBackend = {.name = "ref",
                                     .numerics = numerics,
                                     .workspace_bytes = workspace_bytes,
                                     .prepare = nullptr,
-                                    .clear_rows = nullptr,
+                                    .memory = nullptr,
 #define X(op, Args) .op = op,
                                     TOPKEY_OPERATIONS(X)
 #undef X

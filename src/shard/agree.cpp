@@ -72,7 +72,7 @@ void agree(Comm& comm, uint64_t question, const std::string& lines) {
   if (!knows(comm.twin(), kLines, hash)) {
     std::vector<char> own(kRecord), all(kRecord * static_cast<size_t>(comm.size()));
     std::memcpy(own.data(), lines.data(), std::min(lines.size(), kRecord - 1));
-    comm.all_gather(own.data(), all.data(), kRecord);
+    comm.all_gather_on_host(own.data(), all.data(), kRecord);
     compare(comm, all);
   }
   remember(comm.twin(), kLines, hash);

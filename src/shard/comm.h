@@ -4,29 +4,41 @@
 #pragma once
 #include <exception>
 #include <string>
+#include <vector>
 
+#include "memory.h"
 #include "shard.h"
 
 namespace topkey::shard {
 
-/// The caller's callbacks behind one face: counts bytes, and turns a failed call into an Error that says where.
+/// The caller's callbacks behind one face: counts bytes, gives transports of host memory copies of what lies on a device,
+/// and turns a failed call into an Error that says where. Throws where a blocking one meets a captured stream.
 class Comm {
  public:
-  Comm(const char* op, topkey_communicator& twin, void* stream) : op_(op), twin_(twin), stream_(stream) {}
+  Comm(const char* op, topkey_communicator& twin, const Exec& exec);
 
   int32_t rank() const { return twin_.rank; }
   int32_t size() const { return twin_.size; }
+  const Memory& memory() const { return memory_; }
+  /// In the memory of the call. send may be this rank's part of receive.
   void all_gather(const void* send, void* receive, size_t bytes);
   void all_gatherv(const void* send, void* receive, const size_t* bytes);
+  /// In host memory, whatever the call's device.
+  void all_gather_on_host(const void* send, void* receive, size_t bytes);
   topkey_communicator& twin() const { return twin_; }
   const char* op() const { return op_; }
 
  private:
   void check(const char* call, topkey_status status) const;
+  /// gather(send, receive) on host copies of what this rank sends and of what all send.
+  template <class Gather>
+  void through_host(const void* send, void* receive, const size_t* bytes, const Gather& gather);
 
   const char* op_;
   topkey_communicator& twin_;
-  void* stream_;
+  const Exec exec_;
+  const Memory& memory_;
+  bool staged_ = false;
 };
 
 /// What every transport's state begins with: the sentence of its last failure.

@@ -25,7 +25,7 @@ size_t exchange_rows_bytes(const ExchangeRows& a, const topkey_communicator& com
 }
 
 void exchange_rows(const ExchangeRows& a, topkey_communicator& twin, const Exec& exec) {
-  Comm comm("exchange_rows", twin, exec.stream);
+  Comm comm("exchange_rows", twin, exec);
   const int64_t rows = total_of(a, comm.size()), width = width_of(a);
   const Tensor part = rows_of(a.buffer, a.first_row, rows);
   const int64_t own_first = total_of(a, comm.rank()), own = a.row_shard_sizes[comm.rank()];
@@ -35,14 +35,11 @@ void exchange_rows(const ExchangeRows& a, topkey_communicator& twin, const Exec&
   }
   char* packed = static_cast<char*>(part.data);
   const bool staged = !contiguous(part, width);
-  if (staged) {
-    require_host("exchange_rows", exec, "a buffer whose rows are not contiguous");
-    packed = Workspace("exchange_rows", exec).take(static_cast<size_t>(rows * row_size(part, width)));
-  }
+  if (staged) packed = Workspace("exchange_rows", exec).take(static_cast<size_t>(rows * row_size(part, width)));
   char* mine = packed + own_first * row_size(part, width);
-  if (staged) pack_rows(rows_of(part, own_first, own), width, mine);
+  if (staged) comm.memory().copy_rows(packing(rows_of(part, own_first, own), width, mine), exec);
   comm.all_gatherv(mine, packed, bytes.data());
-  if (staged) unpack_rows(packed, width, part);
+  if (staged) comm.memory().copy_rows(unpacking(packed, width, part), exec);
 }
 
 }  // namespace topkey::shard

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // gather_k over all ranks of a shard: each rank gathers the keys that it owns, the parts are exchanged in pieces of the
-// same number of rows from each, and every row goes to its global place. Host memory.
-#include <vector>
-
+// same number of rows from each, and every row goes to its global place. What a rank owns follows from the lengths, which
+// lie where the keys do: it is counted there.
 #include "shard/comm.h"
 #include "shard/host.h"
 
@@ -29,68 +28,38 @@ int64_t piece_rows(const GatherK& a) {
                            std::min(most_rows(a), static_cast<int64_t>(kExchangeLimit) / std::max<int64_t>(bytes, 1)));
 }
 
-/// Lengths of the requests, and where each begins in the output.
-struct Requests {
-  std::vector<int64_t> first, length;
+/// Values or scales: what this rank owns, and pieces of what all do.
+struct Part {
+  int64_t bytes;  ///< of a row; 0: there are none
+  char *own, *all;
+  void* out;
+  int64_t out_step;
 };
-Requests requests_of(const GatherK& a) {
-  Requests r;
-  const auto at = [&](int64_t b) {
-    return int64_t{static_cast<const int32_t*>(a.indptr.data)[b * a.indptr.stride[0]]};
-  };
-  for (int64_t b = 0; b + 1 < a.indptr.shape[0]; ++b) {
-    r.first.push_back(at(b));
-    r.length.push_back(std::max<int64_t>(0, at(b + 1) - at(b)));
-  }
-  return r;
+Part part_of(Workspace& room, const GatherK& a, const Tensor& out, int64_t bytes) {
+  if (bytes == 0) return {};
+  char* own = room.take(static_cast<size_t>(most_rows(a) * bytes));
+  char* all = room.take(static_cast<size_t>(a.keys.shard.world_size * piece_rows(a) * bytes));
+  return {bytes, own, all, out.data, out.stride[0] * dtype_bytes(out.dtype)};
 }
 
-/// The keys of this rank, request after request, and where each request's begin.
-GatherK own_part(const GatherK& a, const Requests& requests, int32_t* indptr, char* values, char* scales) {
-  const int64_t rows = most_rows(a);
-  indptr[0] = 0;
-  for (size_t b = 0; b < requests.length.size(); ++b) {
-    const int64_t own = a.keys.shard.local_length(requests.length[b]);
-    indptr[b + 1] = static_cast<int32_t>(std::min<int64_t>(indptr[b] + own, INT32_MAX));
-  }
+/// The keys of this rank, request after request.
+GatherK own_part(const GatherK& a, const OwnedKeys& keys, const Part& values, const Part& scales) {
   GatherK part = a;
-  part.indptr = tensor(indptr, DType::i32, {a.indptr.shape[0]});
-  part.total = rows;
-  part.out.values = tensor(values, a.out.values.dtype, {rows, a.out.values.shape[1]});
-  if (scales == nullptr) return part;
+  part.total = most_rows(a);
+  part.indptr = rows_of(keys.owned, a.keys.shard.rank, 1);
+  part.indptr = tensor(part.indptr.data, DType::i32, {keys.owned.shape[1]});
+  part.out.values = tensor(values.own, a.out.values.dtype, {part.total, a.out.values.shape[1]});
   const Tensor& s = a.out.scales;
-  part.out.scales = s.ndim == 1 ? tensor(scales, s.dtype, {rows}) : tensor(scales, s.dtype, {rows, s.shape[1]});
+  if (scales.bytes == 0) return part;
+  part.out.scales = s.ndim == 1 ? tensor(scales.own, s.dtype, {part.total})
+                                : tensor(scales.own, s.dtype, {part.total, s.shape[1]});
   return part;
-}
-
-/// Rows [piece, piece + rows) of rank r to their global places.
-struct Piece {
-  int64_t first, rows;
-  const char *values, *scales;
-};
-void place(const GatherK& a, const Requests& requests, int32_t rank, const Piece& piece) {
-  Shard shard = a.keys.shard;
-  shard.rank = rank;
-  int64_t before = 0;
-  for (size_t b = 0; b < requests.length.size(); ++b) {
-    const int64_t own = shard.local_length(requests.length[b]);
-    const int64_t from = std::max<int64_t>(piece.first - before, 0);
-    const int64_t to = std::min(own, piece.first + piece.rows - before);
-    for (int64_t l = from; l < to; ++l) {
-      const int64_t row = requests.first[b] + shard.global(l), i = before + l - piece.first;
-      if (row < 0 || row >= a.total) continue;
-      unpack_rows(piece.values + i * value_row(a), a.out.values.shape[1], rows_of(a.out.values, row, 1));
-      if (piece.scales == nullptr) continue;
-      unpack_rows(piece.scales + i * scale_row(a), row_elements(a.out.scales), rows_of(a.out.scales, row, 1));
-    }
-    before += own;
-  }
 }
 
 size_t parts_bytes(const GatherK& a) {
   const int64_t world = a.keys.shard.world_size, rows = most_rows(a), piece = piece_rows(a);
   const auto bytes = [&](int64_t n, int64_t row) { return padded(static_cast<size_t>(n * row)); };
-  return bytes(a.indptr.shape[0], 4) + bytes(rows, value_row(a)) + bytes(rows, scale_row(a)) +
+  return bytes(world * a.indptr.shape[0], 4) + bytes(rows, value_row(a)) + bytes(rows, scale_row(a)) +
          bytes(world * piece, value_row(a)) + bytes(world * piece, scale_row(a));
 }
 
@@ -107,25 +76,20 @@ size_t gather_k_bytes(const GatherK& a, const Exec& exec) {
 
 void gather_k(const GatherK& a, topkey_communicator& twin, const Exec& exec) {
   if (!a.keys.shard.active()) return topkey::gather_k(a, exec);
-  require_host("gather_k_sharded", exec, "keys gathered over ranks");
-  Comm comm("gather_k_sharded", twin, exec.stream);
-  const int64_t world = comm.size(), rows = most_rows(a), piece = piece_rows(a), v = value_row(a), g = scale_row(a);
+  Comm comm("gather_k_sharded", twin, exec);
+  const int64_t world = comm.size(), rows = most_rows(a), piece = piece_rows(a), requests = a.indptr.shape[0];
   Workspace room("gather_k_sharded", exec);
-  const auto take = [&](int64_t n, int64_t row) {
-    return row == 0 ? nullptr : room.take(static_cast<size_t>(n * row));
-  };
-  char* indptr = take(a.indptr.shape[0], 4);
-  char *values = take(rows, v), *scales = take(rows, g);
-  char *all_values = take(world * piece, v), *all_scales = take(world * piece, g);
-  const Requests requests = requests_of(a);
-  topkey::gather_k(own_part(a, requests, reinterpret_cast<int32_t*>(indptr), values, scales), room.rest(exec));
+  const OwnedKeys keys{a.indptr, a.keys.shard,
+                       tensor(room.take(static_cast<size_t>(world * requests * 4)), DType::i32, {world, requests})};
+  const Part values = part_of(room, a, a.out.values, value_row(a)), scales = part_of(room, a, a.out.scales, scale_row(a));
+  comm.memory().count_owned(keys, exec);
+  topkey::gather_k(own_part(a, keys, values, scales), room.rest(exec));
   for (int64_t first = 0; first < rows; first += piece) {
     const int64_t n = std::min(piece, rows - first);
-    comm.all_gather(values + first * v, all_values, static_cast<size_t>(n * v));
-    if (g > 0) comm.all_gather(scales + first * g, all_scales, static_cast<size_t>(n * g));
-    for (int32_t r = 0; r < world; ++r) {
-      const char* s = g > 0 ? all_scales + r * n * g : nullptr;
-      place(a, requests, r, {first, n, all_values + r * n * v, s});
+    for (const Part& part : {values, scales}) {
+      if (part.bytes == 0) continue;
+      comm.all_gather(part.own + first * part.bytes, part.all, static_cast<size_t>(n * part.bytes));
+      comm.memory().place_keys({keys, part.all, first, n, part.bytes, part.out, part.out_step, a.total}, exec);
     }
   }
 }

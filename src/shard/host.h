@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What the collectives do with memory themselves: share out a workspace, look at a part of a tensor's rows, and, in
-// host memory, clear and copy rows. Rows that are contiguous travel in place and need no copy.
+// What the collectives do on the host: share out a workspace and look at a part of a tensor's rows. Rows that are
+// contiguous travel in place and need no copy.
 #pragma once
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "check.h"
+#include "memory.h"
 #include "topkey/topkey.h"
 
 namespace topkey::shard {
@@ -67,31 +67,14 @@ inline int64_t row_elements(const Tensor& t) {
 }
 inline bool contiguous(const Tensor& t, int64_t width) { return t.shape[0] <= 1 || t.stride[0] == width; }
 
-inline void require_host(const char* op, const Exec& exec, const char* what) {
-  if (exec.device == Device::cpu) return;
-  throw Error(Status::unsupported, std::string(op) + ": exec.device must be cpu for " + what + ", got cuda");
+/// Rows of `width` elements from a tensor to packed memory, and back.
+inline RowCopy packing(const Tensor& t, int64_t width, void* packed) {
+  const int64_t bytes = row_size(t, width);
+  return {packed, bytes, t.data, t.stride[0] * dtype_bytes(t.dtype), bytes, t.shape[0]};
 }
-
-/// Rows of `width` elements between a tensor and packed memory.
-inline void pack_rows(const Tensor& t, int64_t width, char* packed) {
-  const int64_t bytes = row_size(t, width), step = t.stride[0] * dtype_bytes(t.dtype);
-  for (int64_t r = 0; r < t.shape[0]; ++r) {
-    std::memcpy(packed + r * bytes, static_cast<const char*>(t.data) + r * step, static_cast<size_t>(bytes));
-  }
-}
-inline void unpack_rows(const char* packed, int64_t width, const Tensor& t) {
-  const int64_t bytes = row_size(t, width), step = t.stride[0] * dtype_bytes(t.dtype);
-  for (int64_t r = 0; r < t.shape[0]; ++r) {
-    std::memcpy(static_cast<char*>(t.data) + r * step, packed + r * bytes, static_cast<size_t>(bytes));
-  }
-}
-
-/// All columns of the first `rows` rows become -1.
-inline void clear_rows(const Tensor& t, int64_t rows) {
-  for (int64_t r = 0; t.data != nullptr && r < rows; ++r) {
-    int32_t* cells = static_cast<int32_t*>(t.data) + r * t.stride[0];
-    std::fill(cells, cells + t.shape[1], -1);
-  }
+inline RowCopy unpacking(const void* packed, int64_t width, const Tensor& t) {
+  const int64_t bytes = row_size(t, width);
+  return {t.data, t.stride[0] * dtype_bytes(t.dtype), packed, bytes, bytes, t.shape[0]};
 }
 
 }  // namespace topkey::shard

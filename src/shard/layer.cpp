@@ -81,7 +81,7 @@ Exchange exchange_of(const Step& s, int64_t rows) {
 
 /// Local selection with scores, exchange, merge; chunk after chunk.
 void answer_merged(const Step& s, const PagedMqaTopk& whole, RowRange rows, const Exec& exec) {
-  Comm comm(s.op(), *s.in.comm, exec.stream);
+  Comm comm(s.op(), *s.in.comm, exec);
   const int64_t most = most_rows(s);
   for (int64_t first = rows.first; first < rows.last; first += most) {
     const PagedMqaTopk chunk = search_rows(whole, {first, std::min(first + most, rows.last)});
@@ -225,14 +225,10 @@ void forward(const Step& s, const Exec& exec) {
   const uint64_t question = agreement_hash(s, exec);
   for (topkey_communicator* twin : {s.in.comm, s.in.prefill_comm}) {
     if (twin == nullptr) continue;
-    Comm comm(s.op(), *twin, exec.stream);
+    Comm comm(s.op(), *twin, exec);
     if (!agreed_before(comm, question)) agree(comm, question, agreement(s, exec));
   }
-  if (!s.step.cleared) {
-    require_host(s.op(), exec, "a buffer that is not cleared");
-    clear_rows(s.step.out.indices, s.step.rows.count);
-    clear_rows(s.step.out.slots, s.step.rows.count);
-  }
+  layer::clear_buffers(Check(s.op(), Mode::call), s.step, exec);
   store_keys(s, exec);
   const PagedMqaTopk whole = search_args(s);
   const int64_t decode = common_rows(s), all = s.step.rows.count;

@@ -44,8 +44,13 @@ int64_t chunk_rows(Entries entries, int32_t ranks, size_t limit);
 /// Whether the step has keys to store: with pools, all that pooling needs.
 bool stores(const Step& s);
 size_t store_bytes(const Step& s, const Exec& exec);
-/// Stores the step's keys or pools, keys gathered from the prefill ranks where there are several.
+/// Stores the step's keys or pools, gathered from the prefill ranks where there are several.
 void store_keys(const Step& s, const Exec& exec);
+/// Of the layer over k-pools (layer_pools.cpp).
+size_t store_pools_bytes(const Step& s, const Exec& exec);
+void store_pools(const Step& s, const Exec& exec);
+/// Rows [first, last) of every rank, in the workspace, rank after rank; the tensor then shows them.
+void gather_part(Comm& comm, Tensor& t, RowRange rows, Workspace& room, const Exec& exec);
 /// Key rows gathered at once, of each rank.
 int64_t key_chunk(int64_t row_bytes, int64_t rows, int32_t ranks, size_t limit);
 

@@ -38,6 +38,10 @@ bool stores(const Step& s) { return s.pools ? layer::stores_pools(check_of(s), s
 
 PoolK pool_args(const Step& s) {
   PoolK a = layer::pool_args(s.config, s.step);
+  if (s.spec.prefill_size > 1) {
+    a.positions = s.in.token_positions, a.request = s.in.token_request;
+    a.q_indptr = Tensor{};
+  }
   drop_absent({&a.request, &a.q_indptr, &a.tail, &a.tail_slots});
   return a;
 }
@@ -160,21 +164,18 @@ size_t merge_bytes(const IndexerConfig& c, const Entries& entries, int64_t rows,
   return merge_topk_workspace_bytes(m, exec);
 }
 
-size_t gather_bytes(const IndexerConfig& c, const IndexerLimits& limits, const ShardSpec& spec, const Exec& exec) {
+size_t gather_bytes(const WorstStep& w, const Exec& exec) {
+  const IndexerConfig& c = w.config;
+  const IndexerLimits& limits = w.limits;
   const int64_t total = std::min<int64_t>(limits.max_requests * std::max<int64_t>(limits.max_len, 1), kMaxKeys);
-  const int64_t dim = c.head_dim, v = value_bytes(c.format, dim);
+  const int64_t dim = c.head_dim;
   GatherK a{};
   a.keys.cache = {shape_of(DType::u8, {1, row_bytes(c.format, dim)}), c.format, Layout::planar, 1, c.head_dim};
-  a.keys.shard = spec.context;
+  a.keys.shard = w.spec.context;
   a.keys.block_table = shape_of(DType::i32, {limits.max_requests, kMaxKeys});
   a.indptr = shape_of(DType::i32, {limits.max_requests + 1});
   a.total = total;
-  const bool packed = c.format == KeyFormat::mxfp4 || c.format == KeyFormat::q8_0 || is_fp8(c.format);
-  const DType dtype = packed                        ? DType::u8
-                      : c.format == KeyFormat::bf16 ? DType::bf16
-                      : c.format == KeyFormat::f16  ? DType::f16
-                                                    : DType::f32;
-  a.out.values = shape_of(dtype, {total, packed ? v : dim});
+  a.out.values = shape_of(dense_dtype(c.format), {total, dense_elements(c.format, dim)});
   if (is_fp8(c.format)) a.out.scales = shape_of(DType::f32, {total});
   if (c.format == KeyFormat::mxfp4) a.out.scales = shape_of(DType::u8, {total, dim / 32});
   a.out.format = c.format;
@@ -182,54 +183,63 @@ size_t gather_bytes(const IndexerConfig& c, const IndexerLimits& limits, const S
 }
 
 /// On top of what one rank needs by itself.
-size_t context_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec, size_t alone,
-                     const Exec& exec) {
-  const Entries entries = entries_of(config, 0);
-  const int32_t ranks = spec.context.world_size;
+size_t context_bytes(const WorstStep& w, size_t alone, const Exec& exec) {
+  const Entries entries = entries_of(w.config, 0);
+  const int32_t ranks = w.spec.context.world_size;
   // A step of shorter contexts has smaller entries, so more rows at a time, which may fill the limit better.
   const size_t row = static_cast<size_t>(entries.row_bytes()) * static_cast<size_t>(ranks);
-  const size_t received = std::min(static_cast<size_t>(limits.max_rows) * row, std::max(limit_of(spec), row));
-  return padded(received) + std::max(alone, merge_bytes(config, entries, limits.max_rows, ranks, exec));
+  const size_t received = std::min(static_cast<size_t>(w.limits.max_rows) * row, std::max(limit_of(w.spec), row));
+  return padded(received) + std::max(alone, merge_bytes(w.config, entries, w.limits.max_rows, ranks, exec));
+}
+
+/// Rows of all prefill ranks together.
+IndexerLimits limits_of_all(const WorstStep& w) {
+  IndexerLimits all = w.limits;
+  if (w.spec.prefill_size > 1) all.max_rows = std::min<int64_t>(all.max_rows * w.spec.prefill_size, kMaxKeys);
+  return all;
+}
+
+/// What one rank needs by itself, with as many more keys to store as prefill ranks bring.
+size_t alone_bytes(const WorstStep& w, const Exec& exec) {
+  const IndexerLimits all = limits_of_all(w);
+  if (!w.pools) return SparseAttnIndexer(w.config).workspace_bytes(all, exec);
+  // Ranks ask the search for scores too, which the layer of one rank has no use for.
+  IndexerStep step = layer::largest_step(Check("indexer_kpool_sharded_workspace_bytes", Mode::query), w.config, all);
+  PagedMqaTopk search = layer::search_args(w.config, step);
+  search.topk = static_cast<int32_t>(chosen_keys(w.config));
+  return std::max(SparseAttnIndexerKpool(w.config).workspace_bytes(all, exec),
+                  paged_mqa_topk_workspace_bytes(search, exec));
+}
+
+/// New keys of all ranks on their way into the cache.
+size_t prefill_bytes(const WorstStep& w, size_t alone) {
+  const int32_t ranks = w.spec.prefill_size;
+  // k as f32, at the worst, or codes and their scales; of tokens k and then gate, bf16: packed, then of all ranks.
+  const int64_t row = w.pools ? 2 * w.config.head_dim : 4 * w.config.head_dim + 4;
+  const int64_t rows = key_chunk(row, w.limits.max_rows, ranks, limit_of(w.spec));
+  const size_t exchange = static_cast<size_t>((1 + ranks) * rows * row) + 8 * kLine;
+  if (!w.pools) return exchange + alone;
+  return 2 * padded(static_cast<size_t>(limits_of_all(w).max_rows * row)) + std::max(exchange, alone);
+}
+
+/// Row shards: rows on their way that are not contiguous; of pools those of all rows, then a call, or blocks on their way.
+size_t rows_bytes(const WorstStep& w, size_t alone) {
+  const auto packed = [&](int64_t columns) { return padded(static_cast<size_t>(w.limits.max_rows * columns * 4)); };
+  if (!w.pools) return std::max(alone, packed(std::max(w.config.topk, w.config.candidate_topk_blocks)));
+  const Entries entries = entries_of(w.config, 0);
+  return packed(entries.winners) + std::max(alone, packed(entries.blocks));
 }
 
 }  // namespace
 
-size_t workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
-                       const Exec& exec) {
-  const bool context = spec.context.active(), prefill = spec.prefill_size > 1;
-  // One rank's step; with gathered keys as many more rows to store.
-  IndexerLimits all = limits;
-  if (prefill) all.max_rows = std::min<int64_t>(limits.max_rows * spec.prefill_size, kMaxKeys);
-  const size_t alone = SparseAttnIndexer(config).workspace_bytes(all, exec);
-  size_t most = context ? context_bytes(config, limits, spec, alone, exec) : alone;
-  if (context && prefill) most = std::max(most, gather_bytes(config, limits, spec, exec));
-  if (spec.row_shards > 1) {
-    const int64_t columns = std::max(config.topk, config.candidate_topk_blocks);
-    most = std::max(most, padded(static_cast<size_t>(limits.max_rows * columns * 4)));
-  }
-  if (prefill) {
-    // k as f32, at the worst, or codes and their scales: packed, then of all ranks.
-    const int64_t row = 4 * config.head_dim + 4;
-    const int64_t rows = key_chunk(row, limits.max_rows, spec.prefill_size, limit_of(spec));
-    most = std::max(most, static_cast<size_t>((1 + spec.prefill_size) * rows * row) + 8 * kLine + alone);
-  }
+size_t workspace_bytes(const WorstStep& w, const Exec& exec) {
+  const bool context = w.spec.context.active(), prefill = w.spec.prefill_size > 1;
+  const size_t alone = alone_bytes(w, exec);
+  size_t most = context ? context_bytes(w, alone, exec) : alone;
+  if (context && prefill) most = std::max(most, gather_bytes(w, exec));
+  if (w.spec.row_shards > 1) most = std::max(most, rows_bytes(w, alone));
+  if (prefill) most = std::max(most, prefill_bytes(w, alone));
   return most;
-}
-
-size_t kpool_workspace_bytes(const IndexerConfig& config, const IndexerLimits& limits, const ShardSpec& spec,
-                             const Exec& exec) {
-  // Ranks ask the search for scores too, which the layer of one rank has no use for.
-  IndexerStep step = layer::largest_step(Check("indexer_kpool_sharded_workspace_bytes", Mode::query), config, limits);
-  PagedMqaTopk search = layer::search_args(config, step);
-  const Entries entries = entries_of(config, 0);
-  search.topk = static_cast<int32_t>(entries.winners);
-  const size_t alone = std::max(SparseAttnIndexerKpool(config).workspace_bytes(limits, exec),
-                                paged_mqa_topk_workspace_bytes(search, exec));
-  if (spec.context.active()) return context_bytes(config, limits, spec, alone, exec);
-  if (spec.row_shards <= 1) return alone;
-  // Pools of all rows, then a call, or blocks on their way.
-  const auto packed = [&](int64_t columns) { return padded(static_cast<size_t>(limits.max_rows * columns * 4)); };
-  return packed(entries.winners) + std::max(alone, packed(entries.blocks));
 }
 
 }  // namespace topkey::shard

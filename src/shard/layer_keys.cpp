@@ -2,8 +2,7 @@
 //
 // The keys of a sharded step into this rank's cache. Prefill ranks have new keys of their own: these are gathered, rank
 // after rank, and every rank stores them all; those that it does not own have slot -1 in its own slot mapping. Decode
-// keys, which every rank has, come from its own. So do the tokens of pools: each rank has them all, completes the pools
-// whose slots it was given and keeps the open ones' tokens in its own tail.
+// keys, which every rank has, come from its own. Pools are in layer_pools.cpp.
 #include <array>
 
 #include "shard/layer.h"
@@ -16,24 +15,6 @@ std::array<Tensor*, 2> parts_of(StoreK& a) { return {&a.k, &a.k_scales}; }
 
 int64_t bytes_of(const Tensor& t) { return there(t) ? row_size(t, row_elements(t)) : 0; }
 
-/// Rows [first, last) of every rank, in the workspace, rank after rank; the tensor then shows them.
-void gather_part(Comm& comm, Tensor& t, RowRange rows, Workspace& room, const Exec& exec) {
-  if (!there(t)) return;
-  const Tensor own = rows_of(t, rows.first, rows.size());
-  const size_t bytes = static_cast<size_t>(rows.size() * bytes_of(t));
-  const char* send = static_cast<const char*>(own.data);
-  if (!contiguous(own, row_elements(t))) {
-    require_host(comm.op(), exec, "keys whose rows are not contiguous");
-    char* packed = room.take(bytes);
-    pack_rows(own, row_elements(t), packed);
-    send = packed;
-  }
-  char* all = room.take(bytes * static_cast<size_t>(comm.size()));
-  comm.all_gather(send, all, bytes);
-  const int64_t count = rows.size() * comm.size();
-  t = t.ndim == 1 ? tensor(all, t.dtype, {count}) : tensor(all, t.dtype, {count, t.shape[1]});
-}
-
 /// Stores rows [key, key + count) of `a`, whose slots and positions begin at `slot`.
 void store_some(const StoreK& a, int64_t key, int64_t slot, int64_t count, const Exec& exec) {
   StoreK some = a;
@@ -44,13 +25,29 @@ void store_some(const StoreK& a, int64_t key, int64_t slot, int64_t count, const
 
 }  // namespace
 
+void gather_part(Comm& comm, Tensor& t, RowRange rows, Workspace& room, const Exec& exec) {
+  if (!there(t)) return;
+  const Tensor own = rows_of(t, rows.first, rows.size());
+  const size_t bytes = static_cast<size_t>(rows.size() * bytes_of(t));
+  const char* send = static_cast<const char*>(own.data);
+  if (!contiguous(own, row_elements(t))) {
+    char* packed = room.take(bytes);
+    comm.memory().copy_rows(packing(own, row_elements(t), packed), exec);
+    send = packed;
+  }
+  char* all = room.take(bytes * static_cast<size_t>(comm.size()));
+  comm.all_gather(send, all, bytes);
+  const int64_t count = rows.size() * comm.size();
+  t = t.ndim == 1 ? tensor(all, t.dtype, {count}) : tensor(all, t.dtype, {count, t.shape[1]});
+}
+
 int64_t key_chunk(int64_t row_bytes, int64_t rows, int32_t ranks, size_t limit) {
   const int64_t fit = static_cast<int64_t>(limit) / std::max<int64_t>(row_bytes * ranks, 1);
   return std::max<int64_t>(1, std::min(rows, fit));
 }
 
 size_t store_bytes(const Step& s, const Exec& exec) {
-  if (s.pools) return pool_k_workspace_bytes(pool_args(s), exec);
+  if (s.pools) return store_pools_bytes(s, exec);
   StoreK a = store_args(s);
   const int32_t ranks = s.spec.prefill_size;
   if (ranks <= 1) return store_k_workspace_bytes(a, exec);
@@ -64,12 +61,12 @@ size_t store_bytes(const Step& s, const Exec& exec) {
 
 void store_keys(const Step& s, const Exec& exec) {
   if (!stores(s)) return;
-  if (s.pools) return pool_k(pool_args(s), exec);
+  if (s.pools) return store_pools(s, exec);
   const StoreK whole = store_args(s);
   if (s.spec.prefill_size <= 1) return store_k(whole, exec);
   const int64_t own = common_rows(s);
   store_some(whole, 0, 0, own, exec);
-  Comm comm(s.op(), *s.in.prefill_comm, exec.stream);
+  Comm comm(s.op(), *s.in.prefill_comm, exec);
   const int64_t each = (whole.slot_mapping.shape[0] - own) / comm.size();
   const int64_t chunk = key_chunk(bytes_of(whole.k) + bytes_of(whole.k_scales), each, comm.size(), limit_of(s.spec));
   for (int64_t first = 0; first < each; first += chunk) {

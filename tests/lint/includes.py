@@ -18,8 +18,8 @@ MODULES = [  # first match wins
     (r"src/ref/", rf"{PUBLIC}|src/backend_table\.h|src/ref/.*", rf"(?!{THREADS}){STD}"),
     (r"src/cpu/", rf"{PUBLIC}|src/backend_table\.h|src/cpu/.*", rf"{STD}|hwy/.*|omp\.h|immintrin\.h"),
     (r"src/cuda/device/", rf"{PUBLIC}|src/cuda/device/.*", rf"{STD}|(cuda|cub|cute)/.*|cuda.*|cooperative_groups.*"),
-    (r"src/cuda/", rf"{PUBLIC}|src/backend_table\.h|src/cuda/.*", rf"{STD}|(cuda|cub)/.*|cuda.*"),
-    (r"src/shard/", rf"{PUBLIC}|src/(check|indexer|shard)\.h|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h|cuda_runtime_api\.h"),
+    (r"src/cuda/", rf"{PUBLIC}|src/(backend_table|memory)\.h|src/cuda/.*", rf"{STD}|(cuda|cub)/.*|cuda.*"),
+    (r"src/shard/", rf"{PUBLIC}|src/(check|indexer|memory|shard)\.h|src/shard/.*", rf"{STD}|mpi\.h|nccl\.h|cuda_runtime_api\.h"),
     (r"src/platform\.cpp", rf"{PUBLIC}|src/[a-z_]+\.h", r".*"),  # the only POSIX calls
     (r"src/", rf"{PUBLIC}|src/[a-z_]+\.h", STD),
     (r"support/", rf"{PUBLIC}|support/.*", rf"{STD}|nlohmann/.*|cuda_runtime_api\.h"),

@@ -258,8 +258,8 @@ class Rank {
     }
     const KeyCache& cache = w_.args.keys.cache;
     const int64_t total = indptr.back();
-    const std::initializer_list<int64_t> shape{total, support::code_width(cache.format, cache.head_dim)};
-    shard_.gathered.values = kept_.emplace_back(support::code_dtype(cache.format), shape).view();
+    const std::initializer_list<int64_t> shape{total, dense_elements(cache.format, cache.head_dim)};
+    shard_.gathered.values = kept_.emplace_back(dense_dtype(cache.format), shape).view();
     if (is_fp8(cache.format)) {
       shard_.gathered.scales = kept_.emplace_back(DType::f32, std::initializer_list<int64_t>{total}).view();
     } else if (cache.format == KeyFormat::mxfp4) {
