@@ -68,7 +68,7 @@ struct Backend {
   int32_t (*numerics)(KeyFormat);                 ///< number of the score bits, from 1; 0 = no such keys
   size_t (*workspace_bytes)(Op, const Shape&);
   void (*prepare)(int32_t device_id);  ///< loads all kernels; null = nothing to load
-  const Memory* memory;  ///< of its device; null = the host's
+  const Memory* memory;                ///< of its device; null = the host's
 #define X(name, Args) void (*name)(const Args&, const Exec&);
   TOPKEY_OPERATIONS(X)
 #undef X
@@ -84,8 +84,6 @@ const Backend& choose_backend(Op op, const Shape& shape, const Exec& exec);
 /// Why choose_backend would throw, or null.
 const char* why_unsupported(Op op, const Shape& shape, const Exec& exec);
 const Backend* find_backend(const char* name) noexcept;
-/// Of the call's device. Throws `unsupported` where no usable backend has one.
-const Memory& memory_of(const char* op, const Exec& exec);
 
 namespace cpu {
 extern const Backend kBackend;

@@ -61,5 +61,7 @@ struct Memory {
 };
 
 extern const Memory kHostMemory;
+/// Of the call's device (backend.cpp). Throws `unsupported` where no backend is usable there.
+const Memory& memory_of(const char* op, const Exec& exec);
 
 }  // namespace topkey

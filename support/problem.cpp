@@ -178,8 +178,7 @@ void set_keys(Problem& p, const CodedProblem& data) {
 
 void allocate_dense(Problem& p, int64_t count) {
   const ProblemSpec& spec = p.spec;
-  p.keys = Array(dense_dtype(spec.format),
-                 {count, dense_elements(spec.format, spec.head_dim)});
+  p.keys = Array(dense_dtype(spec.format), {count, dense_elements(spec.format, spec.head_dim)});
   if (is_fp8(spec.format)) p.key_scales = Array(DType::f32, {count});
   if (spec.format == KeyFormat::mxfp4) p.key_scales = Array(DType::u8, {count, spec.head_dim / 32});
 }

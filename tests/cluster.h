@@ -31,8 +31,8 @@ struct ClusterSpec {
   int64_t max_tokens = 200, pool_pages = 64;
   size_t exchange_limit = 0;
   uint64_t seed = 1;
-  void (*change)(IndexerStep&) = nullptr;  ///< what a test changes in every step, before it is answered
-  void (*change_rank)(ShardStep&) = nullptr;    ///< and beside it, on every rank
+  void (*change)(IndexerStep&) = nullptr;     ///< what a test changes in every step, before it is answered
+  void (*change_rank)(ShardStep&) = nullptr;  ///< and beside it, on every rank
   std::string text() const;
   /// Entries of a tail: a pool, and as many drafts as a step may reject.
   int64_t ring() const { return int64_t{ratio} * (1 + (3 + ratio - 1) / ratio); }

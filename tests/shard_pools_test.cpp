@@ -20,7 +20,8 @@ constexpr int32_t kWorld = 3, kSize = 4;
 
 /// Two requests, one decoding: 3 and 30 rows.
 struct Scene {
-  explicit Scene(const ClusterSpec& wanted) : spec(wanted), comms(local_communicators(kWorld)), prefill(local_communicators(kWorld)) {
+  explicit Scene(const ClusterSpec& wanted)
+      : spec(wanted), comms(local_communicators(kWorld)), prefill(local_communicators(kWorld)) {
     for (uint64_t t = 0; t < 200; ++t) tokens.push_back(t + 1);
     data = step_data(spec, {{0, 0, 3, true, &tokens}, {1, 0, 30, false, &tokens}}, 1);
     for (int32_t r = 0; r < kWorld; ++r) {
@@ -212,8 +213,8 @@ TEST_P(ShardPoolsOn, OptionalPartsOfAStep) {
       const Answer want = answer_alone(scene.spec, alone, scene.data, exec());
       const auto thrown = run_ranks(kWorld, [&](int32_t rank) {
         const auto r = static_cast<size_t>(rank);
-        const Answer own =
-            answer_rank(scene.spec, scene.replicas[r], scene.data, rank, {scene.comms[r].get(), scene.prefill[r].get()}, exec());
+        const Answer own = answer_rank(scene.spec, scene.replicas[r], scene.data, rank,
+                                       {scene.comms[r].get(), scene.prefill[r].get()}, exec());
         EXPECT_EQ(difference(want, own), "") << kind_name(kind) << ", change " << i << ", rank " << rank;
       });
       for (const Thrown& t : thrown) EXPECT_EQ(t.status, Status::ok) << "change " << i << ": " << t.sentence;

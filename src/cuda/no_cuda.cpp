@@ -17,11 +17,11 @@ size_t workspace_bytes(Op, const Shape&) { return 0; }
 }  // namespace
 
 #define X(op, Args) .op = nullptr,
-#define TOPKEY_ABSENT(label)                                                                            \
-  {                                                                                                     \
-    .name = label, .device = Device::cuda, .one_thread = true, .unusable = unusable, .detail = detail,  \
-    .why_not = why_not, .arithmetic = arithmetic, .strategies = kStrategies, .numerics = numerics,      \
-    .workspace_bytes = workspace_bytes, .prepare = nullptr, .memory = nullptr, TOPKEY_OPERATIONS(X) \
+#define TOPKEY_ABSENT(label)                                                                           \
+  {                                                                                                    \
+    .name = label, .device = Device::cuda, .one_thread = true, .unusable = unusable, .detail = detail, \
+    .why_not = why_not, .arithmetic = arithmetic, .strategies = kStrategies, .numerics = numerics,     \
+    .workspace_bytes = workspace_bytes, .prepare = nullptr, .memory = nullptr, TOPKEY_OPERATIONS(X)    \
   }
 constinit const Backend kHopper = TOPKEY_ABSENT("cuda.sm90");
 constinit const Backend kPortable = TOPKEY_ABSENT("cuda.portable");

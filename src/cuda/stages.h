@@ -44,10 +44,10 @@ KernelList pool_kernels();
 KernelList memory_kernels();
 
 inline std::array<KernelList, 16> kernel_lists() {
-  return {look_kernels(),       score_kernels(),     score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
-          pick_quick_kernels(), pick_sm90_kernels(), decode_kernels(),    prefill_kernels(),    merge_kernels(),
-          logits_kernels(),     rows_kernels(),      quantize_kernels(),  cache_kernels(),      pool_kernels(),
-          memory_kernels()};
+  return {look_kernels(),     score_kernels(),      score_f32_kernels(), score_sm90_kernels(),
+          pick_kernels(),     pick_quick_kernels(), pick_sm90_kernels(), decode_kernels(),
+          prefill_kernels(),  merge_kernels(),      logits_kernels(),    rows_kernels(),
+          quantize_kernels(), cache_kernels(),      pool_kernels(),      memory_kernels()};
 }
 
 }  // namespace topkey::cuda

@@ -4,7 +4,6 @@
 #pragma once
 #include <exception>
 #include <string>
-#include <vector>
 
 #include "memory.h"
 #include "shard.h"

@@ -2,11 +2,9 @@
 //
 // The caller's own transport, called. One that blocks and does not say that it takes device memory gets copies of what
 // lies there, in host memory of this call.
-#include <algorithm>
 #include <numeric>
 #include <vector>
 
-#include "backend_table.h"
 #include "shard/comm.h"
 
 namespace topkey::shard {

@@ -51,8 +51,8 @@ GatherK own_part(const GatherK& a, const OwnedKeys& keys, const Part& values, co
   part.out.values = tensor(values.own, a.out.values.dtype, {part.total, a.out.values.shape[1]});
   const Tensor& s = a.out.scales;
   if (scales.bytes == 0) return part;
-  part.out.scales = s.ndim == 1 ? tensor(scales.own, s.dtype, {part.total})
-                                : tensor(scales.own, s.dtype, {part.total, s.shape[1]});
+  part.out.scales =
+      s.ndim == 1 ? tensor(scales.own, s.dtype, {part.total}) : tensor(scales.own, s.dtype, {part.total, s.shape[1]});
   return part;
 }
 
@@ -81,7 +81,8 @@ void gather_k(const GatherK& a, topkey_communicator& twin, const Exec& exec) {
   Workspace room("gather_k_sharded", exec);
   const OwnedKeys keys{a.indptr, a.keys.shard,
                        tensor(room.take(static_cast<size_t>(world * requests * 4)), DType::i32, {world, requests})};
-  const Part values = part_of(room, a, a.out.values, value_row(a)), scales = part_of(room, a, a.out.scales, scale_row(a));
+  const Part values = part_of(room, a, a.out.values, value_row(a)),
+             scales = part_of(room, a, a.out.scales, scale_row(a));
   comm.memory().count_owned(keys, exec);
   topkey::gather_k(own_part(a, keys, values, scales), room.rest(exec));
   for (int64_t first = 0; first < rows; first += piece) {

@@ -43,8 +43,8 @@ void order_tokens(const Step& s, const Tensor& rows, char* out, const Exec& exec
     Tensor all = rows;
     Workspace room(s.op(), exec);
     if (count > 0) gather_part(comm, all, {n.own + first, n.own + first + count}, room, exec);
-    comm.memory().place_tokens(
-        {order, n.own, n.each, comm.size(), rows.data, step, all.data, first, count, n.row, out}, exec);
+    comm.memory().place_tokens({order, n.own, n.each, comm.size(), rows.data, step, all.data, first, count, n.row, out},
+                               exec);
     first += n.chunk;
   } while (first < n.each);
 }
