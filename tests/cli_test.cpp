@@ -312,6 +312,46 @@ TEST_F(Cli, RunsOnRanks) {
   expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");
 }
 
+/// Keys that are pools: the layer over them, whose answer is tokens.
+TEST_F(Cli, RunsPoolsOnRanks) {
+  const std::string trace = path("pools.safetensors");
+  for (const std::string more : {"", " --next-n 3", " --format mxfp4"}) {
+    const std::string rows = more == " --next-n 3" ? "" : " --rows 9";
+    ASSERT_EQ(run_command("make-trace -o " + trace + rows + more +
+                          " --pool-size 4 --keys 300 --requests 3 --topk 40 --heads 4 --head-dim 32 --page-size 16")
+                  .code,
+              0);
+    std::map<std::string, double> received;
+    for (const std::string cut : {"context", "rows", "prefill"}) {
+      const Outcome outcome = run_command("run " + trace + " --ranks 3 --interleave 4 --json --shard " + cut);
+      ASSERT_EQ(outcome.code, 0) << outcome.err;
+      const Json json = Json::parse(outcome.out);
+      EXPECT_EQ(json["equal"], true) << cut;
+      EXPECT_EQ(json["pool_size"], 4) << cut;
+      EXPECT_EQ(json["by_rank"].size(), 3U) << cut;
+      EXPECT_LT(json["balance"], 2.0) << cut;
+      received[cut] = json["received"];
+    }
+    // A score and a position of each of 40 pools and not of 160 tokens; 2 KiB to agree.
+    EXPECT_EQ(received["context"], 3 * 2 * (9 * 40 * 8 + 2048));
+  }
+  EXPECT_THAT(
+      run_command("run " + trace + " --ranks 2").out,
+      AllOf(HasSubstr("keys are pools of 4 tokens"), HasSubstr("equal to the answer of one rank, bit for bit")));
+  Trace wrong = read_trace(trace);
+  wrong.tensors.erase("positions");
+  write_trace(trace, wrong);
+  EXPECT_EQ(run_command("run " + trace + " --ranks 2").code, 0) << "without an open pool";
+  for (const std::string size : {"0", "-4", "x", "4.5", "999999999"}) {
+    wrong.metadata["pool_size"] = size;
+    write_trace(trace, wrong);
+    expect_refused("run " + trace + " --ranks 2", 2, "--ranks wants a pool_size from 1 on");
+  }
+  expect_refused("make-trace -o " + trace + " --pool-size 4 --windows random --keys 300 --rows 9", 2,
+                 "windows must begin at 0 with --pool-size");
+  expect_refused("make-trace -o " + trace + " --op mqa_topk --pool-size 4", 2, "--pool-size must be absent");
+}
+
 TEST_F(Cli, RanksTakeEveryCache) {
   const std::string trace = path("cache.safetensors");
   for (const std::string cache :

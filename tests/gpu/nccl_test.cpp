@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 
+#include "tests/cluster.h"
 #include "tests/gpu/on_gpu.h"
 
 namespace topkey::testing {
@@ -147,7 +148,7 @@ ProblemSpec whole_spec(int64_t rows, int64_t keys) {
 }
 
 /// Keys of both ranks in host memory, on the CPU, through NCCL.
-TEST(NcclTransport, KeysAreGathered) {
+TEST(NcclTransport, KeysInHostMemoryAreGathered) {
   Ranks all;
   for (const int32_t interleave : {1, 16}) {
     const Problem whole = make_problem(whole_spec(3, 700));
@@ -203,7 +204,7 @@ struct RankStep {
             : nullptr;
     step.keys.block_table.data = table.view().data;
     step.rows.count = part.count(), step.rows.end = end.view(), step.rows.request = request.view();
-    step.num_decode_rows = decode_rows, step.cleared = true;
+    step.num_decode_rows = decode_rows;
     step.out.indices = tensor(indices.data(), DType::i32, {part.count(), topk});
     clear();
   }
@@ -285,6 +286,42 @@ TEST_P(Nccl, RowShardsEqualOneGpu) {
     stream.wait();
     EXPECT_EQ(s.answer(), want) << "rank " << rank;
   });
+}
+
+/// Cleared buffers, stored keys, gathered keys and tokens, columns that are wider than what is exchanged: two steps of either
+/// layer under every cut, all of it on the ranks' own GPUs.
+TEST_P(Nccl, EveryCutOfBothLayersEqualsOneGpu) {
+  std::vector<uint64_t> tokens;
+  for (uint64_t t = 0; t < 200; ++t) tokens.push_back(t * 31 + 7);
+  for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
+    for (const bool pools : {false, true}) {
+      Ranks context, prefill;
+      ClusterSpec spec;
+      spec.kind = kind, spec.world = kRanks, spec.interleave = 4, spec.topk = 20, spec.pools = pools;
+      spec.ratio = pools ? 4 : 1, spec.exchange_limit = 4000;
+      if (kind == Kind::context) spec.role = CandidateRole::source;
+      spec.suit(GetParam());
+      SCOPED_TRACE(spec.text());
+      Replica alone(spec, Shard{}, 1);
+      std::vector<Replica> replicas;
+      for (int rank = 0; rank < kRanks; ++rank) replicas.push_back(replica_of(spec, rank));
+      const std::vector<std::vector<Turn>> steps = {{{0, 0, 50, false, &tokens}, {1, 0, 7, false, &tokens}},
+                                                    {{0, 50, 2, true, &tokens}, {1, 7, 30, false, &tokens}}};
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const StepData data = step_data(spec, steps[i], i + 1);
+        ASSERT_TRUE(alone.make_room(data));
+        const Answer want = answer_alone(spec, alone, data, on(GetParam()));
+        Ranks::each([&](int rank) {
+          const Stream stream;
+          Replica& own = replicas[static_cast<size_t>(rank)];
+          own.make_room(data);
+          const Group group{context.ranks[rank].get(), prefill.ranks[rank].get()};
+          const Answer answer = answer_rank(spec, own, data, rank, group, exec_of(GetParam(), rank, stream));
+          EXPECT_EQ(difference(want, answer), "") << "rank " << rank << ", step " << i;
+        });
+      }
+    }
+  }
 }
 
 TEST_P(Nccl, RanksThatDisagreeAreNamed) {

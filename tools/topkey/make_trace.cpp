@@ -11,6 +11,7 @@
 
 #include "command.h"
 #include "sample.h"
+#include "study.h"
 
 namespace topkey::cli {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 struct Options {
   std::string output, format = "fp8", pattern = "normal", scale = "ue8m0", windows = "causal", layout = "planar";
   Sample sample;
+  int32_t pool_size = 1;
   bool expected = false;
 };
 
@@ -82,7 +84,7 @@ std::string_view options_of(const std::string& op) {
            "--pattern --scale --windows --exact ";
   if (op == "paged_mqa_topk")
     return " --format --heads --head-dim --rows --keys --topk --requests --page-size --layout --page-stride --next-n "
-           "--pattern --scale --windows --exact --expected ";
+           "--pattern --scale --windows --exact --expected --pool-size ";
   if (op == "topk" || op == "merge_topk") return " --rows --keys --topk --pattern --expected ";
   if (op == "select_blocks") return " --rows --keys --topk --pattern ";
   if (op == "expand_rows") return " --rows --keys --requests --page-size ";
@@ -128,6 +130,19 @@ void add_expected(support::Trace& trace) {
   }
 }
 
+/// Keys are pools: rows see so many, and of the open one as many tokens as the row's number says.
+void make_pools(support::Trace& trace, int32_t size) {
+  const support::Call call(std::make_shared<support::Trace>(trace));
+  const std::vector<Window> windows = windows_of(call.args());
+  const support::Array positions(DType::i64, {static_cast<int64_t>(windows.size())});
+  for (size_t r = 0; r < windows.size(); ++r) {
+    if (windows[r].start != 0) throw Failure("make-trace: windows must begin at 0 with --pool-size (full or causal)");
+    positions.as<int64_t>()[r] = windows[r].end * size + static_cast<int64_t>(r) % size - 1;
+  }
+  trace.tensors["positions"] = support::copy_of(positions.view());
+  trace.metadata["pool_size"] = std::to_string(size);
+}
+
 Exit make(Options& options, const CLI::App& sub) {
   support::ProblemSpec& spec = options.sample.spec;
   check_options(options.sample, sub);
@@ -150,9 +165,10 @@ Exit make(Options& options, const CLI::App& sub) {
   check_stride(spec);
   support::Trace trace = make_sample(options.sample);
   if (options.expected) add_expected(trace);
+  if (options.pool_size > 1) make_pools(trace, options.pool_size);
   trace.metadata["pattern"] = options.pattern;
   trace.metadata["seed"] = std::to_string(spec.seed);
-  trace.metadata["unit"] = "token";
+  trace.metadata["unit"] = options.pool_size > 1 ? "pool" : "token";
   trace.metadata["licence"] = "random numbers; no rights reserved (CC0-1.0)";
   support::write_trace(options.output, trace);
   uint64_t bytes = 0;
@@ -188,6 +204,9 @@ void add_make_trace(CLI::App& app, Action& action) {
       ->capture_default_str();
   sub->add_option("--next-n", spec.next_n, "Rows a request; more than 1: rows = requests * next-n")
       ->check(positive)
+      ->capture_default_str();
+  sub->add_option("--pool-size", options->pool_size, "Tokens of a key (paged_mqa_topk): for run --ranks over k-pools")
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   sub->add_option("--pattern", options->pattern,
                   "What the scores look like: normal, relu_plateau, ties_at_cut, nans, ...")

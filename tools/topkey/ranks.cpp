@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // See ranks.h. The trace's keys are dealt out to the ranks as engines deal them; each then takes a step of the layer
-// with the keys already stored.
+// with the keys already stored. Keys that are pools go to the layer over k-pools.
 #include "ranks.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "study.h"
@@ -29,12 +31,20 @@ struct Report {
   double rows, pairs, received, seconds, same;
 };
 
-/// The call as all ranks see it.
+/// The call as all ranks see it, and what one rank has answered.
 struct Whole {
   const PagedMqaTopk& args;
   std::vector<Window> windows;
   std::vector<int64_t> lens;  ///< key rows of each request that some row sees: all there, in known pages
   int64_t widest = 0;         ///< keys of the widest window
+  int32_t pool_size = 1;      ///< tokens of a key
+  Tensor positions{};         ///< of rows, where keys are pools; optional
+  Selection want{};
+
+  bool pools() const { return pool_size > 1; }
+  int64_t topk() const { return int64_t{args.topk} * pool_size; }
+  /// Columns of an answer: pools are expanded, and the open one stands behind them.
+  int64_t columns() const { return topk() + (positions.data != nullptr ? pool_size - 1 : 0); }
 };
 
 /// Whether a row says that it sees keys which max_len or the table leave out: the newest block is told from that.
@@ -49,6 +59,26 @@ bool any_is_cut(const PagedMqaTopk& args, const std::vector<Window>& windows) {
   return false;
 }
 
+/// Pools are named by the trace's metadata, the rows' tokens by its positions.
+void set_pools(const support::Trace& trace, Whole& w) {
+  const std::string size = trace.text("pool_size", "1");
+  int32_t number = 0;
+  const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+  if (error != std::errc() || *end != '\0' || number < 1 || int64_t{number} * w.args.topk > INT32_MAX)
+    throw Failure("--ranks wants a pool_size from 1 on, with topk * pool_size under 2^31, got " + support::shown(size));
+  w.pool_size = number;
+  if (!w.pools()) return;
+  w.want = {};  // the call has answered with pools
+  const bool from_0 = std::all_of(w.windows.begin(), w.windows.end(), [](const Window& v) { return v.start == 0; });
+  if (!from_0) throw Failure("--ranks wants windows from 0 where keys are pools");
+  const support::TraceTensor* positions = trace.find("positions");
+  if (positions == nullptr) return;
+  w.positions = support::view(*positions, "positions");
+  const bool ints = w.positions.dtype == DType::i32 || w.positions.dtype == DType::i64;
+  if (!ints || w.positions.ndim != 1 || w.positions.shape[0] < w.args.rows.count)
+    throw Failure("--ranks wants positions of every row, i32 or i64");
+}
+
 Whole whole_of(const support::Call& call) {
   const auto* args = std::get_if<PagedMqaTopk>(&call.args());
   if (args == nullptr) throw Failure("--ranks wants a trace of paged_mqa_topk, got " + call.op());
@@ -56,7 +86,9 @@ Whole whole_of(const support::Call& call) {
   if (args->out.blocks.data != nullptr && args->admit.candidates.data != nullptr) {
     throw Failure("--ranks wants candidates or published blocks, not both");
   }
-  Whole w{*args, windows_of(call.args()), {}, 0};
+  Whole w{*args, windows_of(call.args()), {}};
+  w.want = args->out;
+  set_pools(call.trace(), w);
   w.lens.assign(static_cast<size_t>(args->keys.block_table.shape[0]), 0);
   for (const Window& window : w.windows) {
     if (window.size() == 0) continue;
@@ -134,9 +166,11 @@ Tensor picked(const Tensor& t, const std::vector<int64_t>& rows, std::vector<Arr
   return kept.emplace_back(to).view();
 }
 
-IndexerConfig config_of(const PagedMqaTopk& a) {
+IndexerConfig config_of(const Whole& w) {
+  const PagedMqaTopk& a = w.args;
   IndexerConfig c{};
-  c.heads = static_cast<int32_t>(a.q.values.shape[1]), c.head_dim = a.keys.cache.head_dim, c.topk = a.topk;
+  c.heads = static_cast<int32_t>(a.q.values.shape[1]), c.head_dim = a.keys.cache.head_dim;
+  c.topk = static_cast<int32_t>(w.topk()), c.pool_size = w.pools() ? w.pool_size : 0;
   c.format = a.keys.cache.format, c.force_first = a.admit.force_first, c.force_last = a.admit.force_last;
   if (a.out.blocks.data != nullptr) {
     c.role = CandidateRole::source, c.candidate_block_size = a.out.block_size;
@@ -189,25 +223,39 @@ class Rank {
   }
 
   Report run(const std::string& backend, int threads) {
+    const IndexerConfig config = config_of(w_);
+    const double spent = w_.pools() ? step(SparseAttnIndexerKpool(config), backend, threads)
+                                    : step(SparseAttnIndexer(config), backend, threads);
+    const auto answered =
+        spec_.row_shards > 1 ? sizes_[static_cast<size_t>(spec_.row_rank)] : static_cast<int64_t>(rows_.size());
+    return {static_cast<double>(answered), pairs(), static_cast<double>(comm_.received_bytes()), spent,
+            equal() ? 1.0 : 0.0};
+  }
+  /// Of all its rows.
+  Selection answer() const {
+    Selection out = step_.out;
+    if (w_.args.out.blocks.data != nullptr) out.blocks = step_.candidates;
+    return out;
+  }
+
+ private:
+  /// Seconds of the step.
+  template <class Layer>
+  double step(const Layer& layer, const std::string& backend, int threads) {
     Exec exec{};
     exec.backend = backend.c_str(), exec.threads = threads;
-    const SparseAttnIndexer indexer(config_of(w_.args));
     const auto most = static_cast<int64_t>(w_.windows.size());
     const IndexerLimits limits{0, most, static_cast<int64_t>(w_.lens.size()),
                                std::max(w_.widest, *std::max_element(w_.lens.begin(), w_.lens.end())), 1};
-    exec.workspace_bytes = sharded_workspace_bytes(indexer, limits, spec_, exec);
+    exec.workspace_bytes = sharded_workspace_bytes(layer, limits, spec_, exec);
     // Not cleared: most of it is never touched, and there are as many of them as ranks.
     const std::unique_ptr<std::byte[]> memory(new std::byte[exec.workspace_bytes + 256]);
     exec.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.get()) + 255) / 256 * 256);
     const double begin = now();
-    forward_sharded(indexer, step_, spec_, shard_, exec);
-    const auto answered =
-        spec_.row_shards > 1 ? sizes_[static_cast<size_t>(spec_.row_rank)] : static_cast<int64_t>(rows_.size());
-    return {static_cast<double>(answered), pairs(), static_cast<double>(comm_.received_bytes()), now() - begin,
-            equal() ? 1.0 : 0.0};
+    forward_sharded(layer, step_, spec_, shard_, exec);
+    return now() - begin;
   }
 
- private:
   /// A window's bound among this rank's keys. Uncut, a bound before the first key stays: winners are told from it.
   int32_t own_position(int64_t whole) const {
     const Shard& cut = spec_.context;
@@ -238,12 +286,16 @@ class Rank {
       if (starts) shard_.whole_start = keep(whole_start);
       shard_.whole_end = keep(whole_end);
     }
-    const int64_t n = step_.rows.count, topk = a.topk;
+    const int64_t n = step_.rows.count, columns = w_.columns();
     step_.out = a.out;
     step_.out.slots = step_.out.blocks = {}, step_.out.block_size = 0, step_.out.slot_map = {};
     step_.out.index_base = picked(a.out.index_base, rows_, kept_);
-    step_.out.indices = kept_.emplace_back(DType::i32, std::initializer_list<int64_t>{n, topk}).view();
-    step_.out.scores = kept_.emplace_back(DType::f32, std::initializer_list<int64_t>{n, topk}).view();
+    step_.out.indices = kept_.emplace_back(DType::i32, std::initializer_list<int64_t>{n, columns}).view();
+    // A pool's score is no token's.
+    step_.out.scores = {};
+    if (!w_.pools())
+      step_.out.scores = kept_.emplace_back(DType::f32, std::initializer_list<int64_t>{n, columns}).view();
+    step_.positions = picked(w_.positions, rows_, kept_);
     step_.out.counts = kept_.emplace_back(DType::i32, std::initializer_list<int64_t>{n}).view();
     step_.candidates = picked(a.out.blocks.data != nullptr ? a.out.blocks : a.admit.candidates, rows_, kept_);
   }
@@ -298,9 +350,9 @@ class Rank {
       }
       return true;
     };
-    const Selection& a = w_.args.out;
-    const auto topk = static_cast<size_t>(w_.args.topk);
-    return same(a.indices, step_.out.indices, topk) && same(a.scores, step_.out.scores, topk) &&
+    const Selection& a = w_.want;
+    const auto columns = static_cast<size_t>(w_.columns());
+    return same(a.indices, step_.out.indices, columns) && same(a.scores, step_.out.scores, columns) &&
            same(a.counts, step_.out.counts, 1) &&
            same(a.blocks, step_.candidates, static_cast<size_t>(std::max<int64_t>(0, a.blocks.shape[1])));
   }
@@ -332,6 +384,7 @@ Exit print(const Whole& w, const std::vector<Report>& all, const RanksOptions& o
   if (o.json) {
     nlohmann::ordered_json json = {{"ranks", all.size()}, {"shard", o.cut},       {"transport", transport},
                                    {"balance", balance},  {"received", received}, {"equal", same}};
+    if (w.pools()) json["pool_size"] = w.pool_size;
     for (const Report& r : all) {
       json["by_rank"].push_back(
           {{"rows", r.rows}, {"pairs", r.pairs}, {"received", r.received}, {"seconds", r.seconds}});
@@ -339,8 +392,9 @@ Exit print(const Whole& w, const std::vector<Report>& all, const RanksOptions& o
     fmt::print("{}\n", json.dump(1));
     return same ? kDone : kDiffers;
   }
-  fmt::print("\n{} rows on {} ranks ({}), cut by {}{}\n", w.windows.size(), all.size(), transport, o.cut,
-             o.cut == "rows" ? "" : fmt::format(", interleave {}", o.interleave));
+  fmt::print("\n{} rows on {} ranks ({}), cut by {}{}{}\n", w.windows.size(), all.size(), transport, o.cut,
+             o.cut == "rows" ? "" : fmt::format(", interleave {}", o.interleave),
+             w.pools() ? fmt::format("; keys are pools of {} tokens", w.pool_size) : "");
   fmt::print("  {:>4}  {:>8}  {:>12}  {:>14}  {:>10}\n", "rank", "rows", "row x key", "bytes received", "time");
   for (size_t r = 0; r < all.size(); ++r) {
     fmt::print("  {:>4}  {:>8.0f}  {:>12}  {:>14.0f}  {:>10}\n", r, all[r].rows, short_count(all[r].pairs),
@@ -385,9 +439,14 @@ Exit on_threads(const Whole& w, const std::string& backend, const RanksOptions& 
 }  // namespace
 
 Exit run_on_ranks(const support::Call& call, const std::string& backend, const RanksOptions& options) {
-  const Whole w = whole_of(call);
+  Whole w = whole_of(call);
   if (w.windows.empty() || *std::max_element(w.lens.begin(), w.lens.end()) == 0)
     throw Failure("--ranks wants rows with keys");
+  // Of pools' tokens one rank of the layer gives the measure.
+  const auto alone = local_communicators(1);
+  std::optional<Rank> one;
+  if (w.pools()) one.emplace(w, RanksOptions{1}, *alone[0], *alone[0]).run(backend, 0);
+  if (one) w.want = one->answer();
   RanksOptions o = options;
   const int processes = mpi_size();
   if (processes <= 1 && o.ranks < 1) {
