@@ -68,5 +68,6 @@ NB_MODULE(_native, m) {
   topkey::python::bind_operations(m);
   topkey::python::bind_library(m);
   topkey::python::bind_plan(m);
+  topkey::python::bind_ranks(m);
   topkey::python::bind_traces(m);
 }

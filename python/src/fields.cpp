@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "python/src/ranks.h"
 #include "support/call_fields.h"
 #include "support/output_fields.h"
 
@@ -47,21 +48,26 @@ class Record {
   bool writes_ = false;
 };
 
+void number_fields(FieldTable& table) {
+  table.numbers = PyDict_New();
+  for (size_t i = 0; i < table.fields.size(); ++i) {
+    PyObject* name = PyUnicode_InternFromString(table.fields[i].name.c_str());
+    PyObject* number = PyLong_FromSize_t(i);
+    PyDict_SetItem(table.numbers, name, number);
+    Py_DECREF(name);
+    Py_DECREF(number);
+  }
+}
+
 template <class Args>
 Operation describe(const Args& blank) {
-  Operation op{blank, support::args_op(blank), {}, PyDict_New()};
+  Operation op{{support::args_op(blank), {}, nullptr}, blank};
   Args args = blank;
   Record record(op.fields, &args);
   support::fields(record, args);
   record.writes();
   support::output_fields(record, args);
-  for (size_t i = 0; i < op.fields.size(); ++i) {
-    PyObject* name = PyUnicode_InternFromString(op.fields[i].name.c_str());
-    PyObject* number = PyLong_FromSize_t(i);
-    PyDict_SetItem(op.numbers, name, number);
-    Py_DECREF(name);
-    Py_DECREF(number);
-  }
+  number_fields(op);
   return op;
 }
 
@@ -79,8 +85,8 @@ const std::vector<Operation>& operations() {
 
 /// Traces' names of windows, where Python's keywords are other words: an error names what the caller has written.
 /// expand_rows' own lens and row_request are called so, and to_slots' row_request too.
-const char* keyword_of(const Operation& op, const std::string& name) {
-  if (std::strcmp(op.name, "expand_rows") == 0 || std::strcmp(op.name, "to_slots") == 0) return name.c_str();
+const char* keyword_of(const char* op, const std::string& name) {
+  if (std::strcmp(op, "expand_rows") == 0 || std::strcmp(op, "to_slots") == 0) return name.c_str();
   static constexpr const char* kKeywords[][2] = {
       {"starts", "start"}, {"ends", "end"}, {"lens", "length"}, {"row_request", "request"}};
   for (const auto& [field, keyword] : kKeywords) {
@@ -91,13 +97,13 @@ const char* keyword_of(const Operation& op, const std::string& name) {
 
 /// One field of one call.
 struct Setter {
-  const Operation& op;
+  const char* op;
   const Field& field;
 
   [[noreturn]] void refuse(const std::string& must, nb::handle got) const {
-    throw nb::value_error((std::string(op.name) + ": " + keyword_of(op, field.name) + " must be " + must + ", got " +
-                           nb::repr(got).c_str())
-                              .c_str());
+    throw nb::value_error(
+        (std::string(op) + ": " + keyword_of(op, field.name) + " must be " + must + ", got " + nb::repr(got).c_str())
+            .c_str());
   }
   int64_t integer(nb::handle value, int64_t low, int64_t high) const {
     const long long n = PyLong_AsLongLong(value.ptr());
@@ -164,16 +170,33 @@ std::vector<const char*> operation_names() {
 support::CallArgs read_fields(const Operation& op, const nb::dict& values, Borrowed& arrays) {
   support::CallArgs args = op.blank;
   char* base = std::visit([](auto& a) { return reinterpret_cast<char*>(&a); }, args);
+  read_fields(op, op.name, values, base, arrays);
+  return args;
+}
+
+void read_fields(const FieldTable& table, const char* op, const nb::dict& values, char* base, Borrowed& arrays) {
   PyObject *name = nullptr, *value = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(values.ptr(), &at, &name, &value);) {
     if (value == Py_None) continue;
-    PyObject* number = PyDict_GetItemWithError(op.numbers, name);
-    if (number == nullptr)
-      throw nb::type_error((std::string(op.name) + " has no field " + nb::repr(name).c_str()).c_str());
-    const Field& field = op.fields[PyLong_AsSize_t(number)];
+    PyObject* number = PyDict_GetItemWithError(table.numbers, name);
+    if (number == nullptr) throw nb::type_error((std::string(op) + " has no field " + nb::repr(name).c_str()).c_str());
+    const Field& field = table.fields[PyLong_AsSize_t(number)];
     Setter{op, field}(value, base + field.offset, arrays);
   }
-  return args;
+}
+
+const FieldTable& rank_table() {
+  static const auto* const table = [] {
+    auto* made = new FieldTable{"forward_sharded", {}, nullptr};
+    RankArgs args{};
+    Record record(made->fields, &args);
+    rank_fields(record, args);
+    record.writes();
+    rank_output_fields(record, args);
+    number_fields(*made);
+    return made;
+  }();
+  return *table;
 }
 
 }  // namespace topkey::python

@@ -23,12 +23,16 @@ struct Field {
   std::vector<const char*> words;  ///< names of an enumeration's values, in order
 };
 
-struct Operation {
-  support::CallArgs blank;  ///< all arguments at their defaults
+struct FieldTable {
   const char* name;
   std::vector<Field> fields;
   PyObject* numbers;  ///< dict: name of a field -> its place in `fields`
 };
+struct Operation : FieldTable {
+  support::CallArgs blank;  ///< all arguments at their defaults
+};
+/// Those of a step on one of several ranks (ranks.h).
+const FieldTable& rank_table();
 
 /// KeyError: there is none of this name.
 const Operation& operation(nb::handle name);
@@ -37,5 +41,7 @@ std::vector<const char*> operation_names();
 /// Arguments from a dict of fields; None is an absent one. ValueError: as Borrowed, or a number or word that does not
 /// suit its field. TypeError: a field that there is not.
 support::CallArgs read_fields(const Operation& op, const nb::dict& values, Borrowed& arrays);
+/// The same into a struct at its defaults; `op` is named in errors.
+void read_fields(const FieldTable& table, const char* op, const nb::dict& values, char* base, Borrowed& arrays);
 
 }  // namespace topkey::python

@@ -7,6 +7,7 @@
 namespace topkey::python {
 
 void bind_plan(nanobind::module_& m);
+void bind_ranks(nanobind::module_& m);
 void bind_traces(nanobind::module_& m);
 
 }  // namespace topkey::python

@@ -17,6 +17,7 @@ from .library import backends, numerics_version, prepare
 from .operations import unsupported, workspace_bytes
 from .plan import PrefillChunk, Range, RowShard, StepPlan, decode_chunks, plan_step, prefill_chunks
 from .pool import compress_k, expand_pools, pool_k
+from .ranks import Communicator, Transport, communicator, local_communicators
 from .rows import ExpandedRows, Slots, expand_rows, to_slots
 from .score import mqa_logits, paged_mqa_logits
 from .search import mqa_topk, paged_mqa_topk
@@ -31,9 +32,9 @@ if _native.abi_version() != _native.ABI_VERSION:
     raise ImportError(f"topkey: the extension speaks ABI {_native.ABI_VERSION}, the library {_native.abi_version()}")
 
 __all__ = [
-    "Backend", "Exec", "ExpandedRows", "KeyCache", "Norm", "Packed", "PrefillChunk", "Range", "Rope", "RowShard",
+    "Backend", "Communicator", "Exec", "ExpandedRows", "KeyCache", "Norm", "Packed", "PrefillChunk", "Range", "Rope", "RowShard",
     "Selection", "Shard", "SlotMap", "Slots", "SparseAttnIndexer", "SparseAttnIndexerKpool", "StepMetadata", "StepPlan",
-    "Trace", "backends", "compress_k", "decode_chunks", "expand_pools", "expand_rows", "gather_k", "load_trace",
+    "Trace", "Transport", "backends", "communicator", "compress_k", "decode_chunks", "expand_pools", "expand_rows", "gather_k", "load_trace", "local_communicators",
     "merge_topk", "mqa_logits", "mqa_topk", "numerics_version", "paged_mqa_logits", "paged_mqa_topk", "plan_step",
     "pool_k", "prefill_chunks", "prepare", "quantize_k", "quantize_q", "save_trace", "select_blocks", "store_k",
     "to_slots", "topk", "trace_of", "unsupported", "workspace_bytes",

@@ -28,3 +28,19 @@ def prefill_chunks(
     query_lens: list[int], seq_lens: list[int], prefilling: list[int] | None, numbers: dict[str, Any]
 ) -> Any: ...
 def decode_chunks(rows: int, width: int, budget: int) -> Any: ...
+
+class Communicator:
+    rank: int
+    size: int
+    received_bytes: int
+
+def communicator(transport: Any, rank: int, size: int) -> Communicator: ...
+def local_communicators(size: int, seconds: float) -> list[Communicator]: ...
+def forward_sharded(
+    pools: bool,
+    fields: dict[str, Any],
+    row_shard_sizes: list[int],
+    comm: Communicator | None,
+    prefill: Communicator | None,
+    exec: Exec,
+) -> None: ...

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .calls import Placeholder
-from .frameworks import framework
+from . import _native
+from .calls import Placeholder, cache_fields, shard_fields
+from .frameworks import clear_rows, framework
 from .library import backends
 from .operations import workspace_bytes
+from .ranks import Communicator, communicator
 from .step import Stage, StepMetadata, bound, check_buffer, check_number, key_cache, run_step
 from .types import Array, Exec, Format, KeyCache, Scale
 
@@ -34,6 +36,7 @@ class LayerBase:
         self.topk_tokens, self.head_dim = topk_tokens, head_dim
         self.topk_indices_buffer = topk_indices_buffer
         self.skip_k_cache_insert, self.use_fp4_cache = skip_k_cache_insert, use_fp4_cache
+        self._communicators: dict[int, tuple[Any, Communicator]] = {}
 
     def _numbers(self, lowest: int, **numbers: Any) -> None:
         """Whole numbers of 32 bits, from `lowest` on."""
@@ -64,6 +67,40 @@ class LayerBase:
             "table_per_row": metadata.table_per_row, "count": rows, "out": {"indices": self.topk_indices_buffer},
         }  # fmt: skip
         return Stage("paged_mqa_topk", arguments)
+
+    def _communicator(self, group: Any) -> Communicator | None:
+        """One for each group, which is kept as long as the layer is."""
+        if group is None or isinstance(group, Communicator):
+            return group
+        if id(group) not in self._communicators:
+            self._communicators[id(group)] = group, communicator(group)
+        return self._communicators[id(group)][1]
+
+    def _run_on_ranks(
+        self, own: dict[str, Any], query: tuple[Any, ...], metadata: StepMetadata, groups: tuple[Any, Any],
+        rows: tuple[int, int], cleared: bool, workspace: Array | None, exec: Exec,
+    ) -> Array:  # fmt: skip
+        """own: fields of the layer; query: q, scales, weights; rows: of the step, and those of hidden_states."""
+        buffer, sizes = self.topk_indices_buffer, metadata.row_shard_sizes
+        values, scales = metadata.gathered if metadata.gathered is not None else (None, None)
+        fields = {
+            "q": query[0], "q_scale": query[1], "weights": query[2], "topk": self.topk_tokens, "scale": self._scale(),
+            "slot_mapping": None if own.get("k") is None else metadata.slot_mapping, "cleared": cleared,
+            "block_table": metadata.block_table, "table_per_row": metadata.table_per_row, "ends": metadata.end,
+            "row_request": metadata.request, "q_indptr": metadata.q_indptr, "next_n": metadata.next_n,
+            "max_len": metadata.max_len, "count": rows[0], "num_decode_rows": metadata.num_decode_rows,
+            "indices": buffer, "shard_decode": metadata.shard_decode, "whole_end": metadata.whole_end,
+            "gathered": values, "gathered_scales": scales, "key_indptr": metadata.key_indptr,
+            "total_keys": metadata.total_keys, "gathered_start": metadata.gathered_start, **own,
+        }  # fmt: skip
+        cache_fields(self._name, fields, self._cache())
+        shard_fields(self._name, fields, metadata.shard)
+        exec = exec if workspace is None else exec._replace(workspace=workspace)
+        comm, prefill = (self._communicator(group) for group in groups)
+        _native.forward_sharded("pool_size" in own, fields, [] if sizes is None else list(sizes), comm, prefill, exec)
+        if not cleared and rows[1] > rows[0]:
+            clear_rows(buffer[rows[0] :], rows[1] - rows[0], exec.stream)
+        return buffer
 
     def _run(self, stages: list[Stage], hidden_rows: int, cleared: bool, workspace: Array | None, exec: Exec) -> Array:
         exec = exec if workspace is None else exec._replace(workspace=workspace)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .calls import extent
 from .layer_base import LayerBase, largest_cache, largest_search, most_bytes, shape
-from .step import Stage, StepMetadata, bound, check_metadata, has_rows, query, refuse_ranks, rows_of
+from .step import Stage, StepMetadata, bound, check_metadata, has_ranks, has_rows, query, rows_of
 from .types import DEFAULT_EXEC, Array, Exec
 
 
@@ -96,6 +96,7 @@ class SparseAttnIndexer(LayerBase):
         *,
         metadata: StepMetadata | None = None,
         group: Any = None,
+        prefill_group: Any = None,
         workspace: Array | None = None,
         cleared: bool = False,
         skip_step: bool = False,
@@ -108,16 +109,32 @@ class SparseAttnIndexer(LayerBase):
         elsewhere. All columns of rows [0, T) become -1 first, unless they are `cleared`. Without metadata, or with
         skip_step, the buffer stays as it is. workspace: uint8 [bytes] in place of exec.workspace.
 
+        On one of several ranks every rank calls it with what belongs together, and all of them get the answer of one,
+        bit for bit: group is the Communicator (or what communicator() takes) of the ranks of metadata.shard or of
+        metadata.row_shard_sizes; prefill_group that of ranks which have query rows and new keys of their own, q, k,
+        weights and metadata.end then being this rank's. What StepMetadata has for them is described there.
+
         ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend
-        can run it, or a step over ranks.
+        can run it, or a rank has failed, is missing, or has another configuration.
         """
         if metadata is None or skip_step:
             return self.topk_indices_buffer
         check_metadata(self._name, metadata)
         q = query(self._name, q_quant, self.use_fp4_cache)
-        refuse_ranks(self._name, group, metadata)
+        ranks = has_ranks(self._name, group, prefill_group, metadata)
         hidden_rows = extent(hidden_states, 0)
         rows = rows_of(self._name, metadata, hidden_rows)
+        if ranks:
+            own = {"k": None if self.skip_k_cache_insert else k, "ratio": self.compress_ratio}
+            if self.candidate_blocks is not None:
+                own |= {
+                    "candidates": self.candidate_blocks, "candidate_block_size": self.candidate_block_size,
+                    "role": "source" if self.candidate_write else "consumer", "candidate_ratio": self.candidate_ratio,
+                }  # fmt: skip
+            groups = group, prefill_group
+            return self._run_on_ranks(
+                own, (*q, weights), metadata, groups, (rows, hidden_rows), cleared, workspace, exec
+            )
         stages = []
         if k is not None and not self.skip_k_cache_insert and has_rows(metadata.slot_mapping):
             insert = {"k": k, "slot_mapping": metadata.slot_mapping, "cache": self._cache(), "scale": self._scale()}
@@ -190,6 +207,7 @@ class SparseAttnIndexerKpool(LayerBase):
         positions: Array | None = None,
         metadata: StepMetadata | None = None,
         group: Any = None,
+        prefill_group: Any = None,
         workspace: Array | None = None,
         cleared: bool = False,
         skip_step: bool = False,
@@ -200,19 +218,36 @@ class SparseAttnIndexerKpool(LayerBase):
         positions: int32 or int64 [>= R], each row's own, -1 for padding. Keys are inserted only where k, gate_score,
         compress_ape and positions are all given; without positions the open pool's columns are left out.
 
+        On ranks pools are what is cut and exchanged: metadata.shard.interleave and whole_end count them. k, gate_score
+        and tail_slots are those of all rows on every rank, metadata.slot_mapping has this rank's pools. With
+        prefill_group k and gate_score [S, D] are those of this rank's rows, as many behind the decode rows as on every
+        rank; metadata.token_order says where the step's tokens lie. positions are those of this rank's rows.
+
         ValueError: an argument of wrong dtype, shape, stride or device; nothing is written. RuntimeError: no backend
-        can run it, or a step over ranks.
+        can run it, or a rank has failed, is missing, or has another configuration.
         """
         if metadata is None or skip_step:
             return self.topk_indices_buffer
         check_metadata(self._name, metadata)
         q = query(self._name, q_quant, self.use_fp4_cache)
-        refuse_ranks(self._name, group, metadata)
+        ranks = has_ranks(self._name, group, prefill_group, metadata)
         self._numbers(1, index_kpool=index_kpool)
         topk = self.topk_tokens
         self._require(topk % index_kpool == 0, "topk_tokens", f"a multiple of index_kpool {index_kpool}", topk)
         hidden_rows = extent(hidden_states, 0)
         rows = rows_of(self._name, metadata, hidden_rows)
+        if ranks:
+            own = {
+                "k": None if self.skip_k_cache_insert else k, "gate": gate_score, "ape": compress_ape,
+                "pool_size": index_kpool, "positions": positions, "tail": bound(self.tail_cache),
+                "tail_slots": None if self.tail_cache is None else metadata.tail_slots,
+                "token_order": metadata.token_order, "token_positions": metadata.token_positions,
+                "token_request": metadata.token_request,
+            }  # fmt: skip
+            groups = group, prefill_group
+            return self._run_on_ranks(
+                own, (*q, weights), metadata, groups, (rows, hidden_rows), cleared, workspace, exec
+            )
         who = {"request": metadata.request, "q_indptr": metadata.q_indptr, "next_n": metadata.next_n}
         stages = []
         given = all(array is not None for array in (k, gate_score, compress_ape, positions))

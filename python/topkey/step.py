@@ -33,8 +33,22 @@ class StepMetadata(NamedTuple):
     next_n: int = 1
     table_per_row: bool = False
     tail_slots: Array | None = None  # k-pools: int32 or int64 [>= S], where a token waits in the tail cache
-    row_shard_sizes: Sequence[int] | None = None
+    # ---- of a step over ranks (rows then have a request and an end each)
+    row_shard_sizes: Sequence[int] | None = None  # rows: prefill rows of each rank of `group` (plan_step)
+    # context: this rank's part of the keys; end, slot_mapping and block_table are those of its own keys (expand_rows)
     shard: Shard | None = None
+    whole_end: Array | None = None  # context: int32 [R], keys that a row sees of all ranks; for what a source publishes
+    # prefill ranks: slot_mapping covers this rank's decode keys, then the prefill keys of all ranks, rank after rank
+    shard_decode: bool = False  # decode rows are dealt out too
+    # prefill with context: keys of all ranks are gathered into `gathered`, values [>= total_keys, ...] and scales
+    gathered: tuple[Array, Array | None] | None = None
+    key_indptr: Array | None = None  # int32 [B + 1], key rows of the requests
+    total_keys: int = 0  # a bound of key_indptr[B]
+    gathered_start: Array | None = None  # int32 [R], where the row's request begins
+    # prefill ranks, k-pools: the T new tokens of all ranks as one rank has them; slot_mapping and tail_slots count them
+    token_order: Array | None = None  # int32 [T], their rows of k: this rank's decode rows, then all ranks' prefill rows
+    token_positions: Array | None = None  # int32 or int64 [T]
+    token_request: Array | None = None  # int32 [T], -1: padding
 
 
 class Stage(NamedTuple):
@@ -119,15 +133,16 @@ def has_rows(array: Array) -> bool:
     return extents(array) != (0,)
 
 
-def refuse_ranks(layer: str, group: Any, metadata: StepMetadata) -> None:
+def has_ranks(layer: str, group: Any, prefill_group: Any, metadata: StepMetadata) -> bool:
+    """Whether the step is one of several ranks'."""
     if metadata.shard is not None:
         check_kind(layer, "metadata.shard", metadata.shard, Shard)
     sharded = metadata.shard is not None and metadata.shard.world_size > 1
-    named = {"group": group is not None, "metadata.shard": sharded}
-    named["metadata.row_shard_sizes"] = metadata.row_shard_sizes is not None
-    for name, given in named.items():
-        if given:
-            raise RuntimeError(f"{layer}: {name} must be None: steps over ranks are in C++ (forward_sharded), got one")
+    cut = sharded or metadata.row_shard_sizes is not None
+    if cut != (group is not None):
+        must = "a communicator of the ranks" if cut else "None without metadata.shard or metadata.row_shard_sizes"
+        raise ValueError(f"{layer}: group must be {must}, got {'None' if cut else type(group).__name__}")
+    return cut or prefill_group is not None
 
 
 def check_buffer(layer: str, buffer: Array, columns: int) -> None:

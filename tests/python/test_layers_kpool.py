@@ -191,8 +191,8 @@ WRONG = [
     (ValueError, meta(tail_slots=None), "pool_k: tail_slots must be"),
     (ValueError, meta(end=np.zeros(14, np.float32)), "paged_mqa_topk: rows.end must be"),
     (ValueError, meta(block_table=np.zeros(3, I32)), "paged_mqa_topk: "),
-    (RuntimeError, meta(shard=topkey.Shard(1, 2)), "SparseAttnIndexerKpool: metadata.shard must be None"),
-    (RuntimeError, lambda g: {"group": "tp"}, "SparseAttnIndexerKpool: group must be None"),
+    (ValueError, meta(shard=topkey.Shard(1, 2)), "SparseAttnIndexerKpool: group must be a communicator of the ranks"),
+    (ValueError, lambda g: {"group": "tp"}, "SparseAttnIndexerKpool: group must be None without metadata.shard"),
 ]  # fmt: skip
 
 

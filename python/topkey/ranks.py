@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+"""Communicators: what carries bytes between the ranks of a step. Threads of this process, a torch.distributed group, or
+any object with the methods of `Transport`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, Protocol
+
+from . import _native
+from .frameworks import framework
+
+Communicator = _native.Communicator
+
+
+class Transport(Protocol):
+    """What communicator() makes a Communicator of. Memory is the host's and only for the time of the call; a `send` may
+    be this rank's part of `receive`. An exception that a method raises is raised by the step, and the peers are told
+    through `fail`, if there is one."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, send: memoryview, receive: memoryview) -> None:
+        """`send`, as many bytes of each rank, rank after rank into `receive`."""
+
+    def all_gatherv(self, send: memoryview, receive: memoryview, sizes: Sequence[int]) -> None:
+        """The same with sizes[r] bytes of rank r, 0 too."""
+
+
+class _TorchGroup:
+    """A torch.distributed group: bytes on the CPU, or on the current GPU where its backend is NCCL."""
+
+    def __init__(self, group: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist, self.group = torch, dist, group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+
+    def all_gather(self, send: memoryview, receive: memoryview) -> None:
+        self.all_gatherv(send, receive, [len(send)] * self.size)
+
+    def all_gatherv(self, send: memoryview, receive: memoryview, sizes: Sequence[int]) -> None:
+        # Of one length: not every backend gathers others.
+        most = max(sizes)
+        if most == 0:
+            return
+        own = self.torch.frombuffer(bytearray(send) + bytes(most - len(send)), dtype=self.torch.uint8).to(self.device)
+        parts = [self.torch.empty(most, dtype=self.torch.uint8, device=self.device) for _ in sizes]
+        self.dist.all_gather(parts, own, group=self.group)
+        first = 0
+        for part, size in zip(parts, sizes, strict=True):
+            receive[first : first + size] = part[:size].cpu().numpy().data
+            first += size
+
+
+def communicator(group: Any) -> Communicator:
+    """The Communicator of a torch.distributed group or of a Transport. Every rank makes its own, once: it remembers what
+    its ranks have agreed on. After a step that raised on any rank it is of no more use.
+
+    rank, size: as the group says. received_bytes: of other ranks, so far.
+    ValueError: no group.
+    """
+    if isinstance(group, Communicator):
+        return group
+    if framework(group) == "torch":
+        group = _TorchGroup(group)
+    try:
+        rank, size = index(group.rank), index(group.size)
+    except (AttributeError, TypeError):
+        raise ValueError(
+            "communicator: group must be a Communicator, a torch.distributed group, or have rank, size, all_gather and "
+            f"all_gatherv, got {type(group).__name__}"
+        ) from None
+    return _native.communicator(group, rank, size)
+
+
+def local_communicators(size: int, seconds: float = 0) -> list[Communicator]:
+    """Ranks as threads of this process, a Communicator for each. A peer that does not come within `seconds` (0 = 60) is
+    named in a RuntimeError."""
+    return _native.local_communicators(size, seconds)
