@@ -2,6 +2,7 @@
 //
 // The layer on several ranks, threads of one process: under every cut, world size, interleave and batch the answers are
 // those of one rank, bit for bit, and the same on all ranks. And the collectives below it by themselves.
+#include <algorithm>
 #include <numeric>
 
 #include "tests/backend_test.h"
@@ -242,6 +243,49 @@ TEST(ShardCollectives, GatheredKeysAreInGlobalOrder) {
       }
     }
   });
+}
+
+/// Bounds that are negative, lie past the output or do not ascend: no byte outside the output is touched, and where they
+/// ascend each row that some request has is that of one rank.
+TEST(ShardCollectives, WildBoundsOfGatheredKeys) {
+  ProblemSpec spec;
+  spec.paged = true, spec.rows = 1, spec.requests = 3, spec.keys = 40, spec.format = KeyFormat::f32;
+  const Problem whole = make_problem(spec);
+  const std::vector<std::vector<int32_t>> bounds = {{-7, 5, 20, 33}, {0, 5, 5, 2000000000}, {-2000000000, -5, -1, 9},
+                                                    {2, 30, 10, 31}, {30, 20, 10, 0},       {50, 60, 70, 80}};
+  for (const std::vector<int32_t>& list : bounds) {
+    const Array indptr = Array::of(list);
+    const bool ascends = std::is_sorted(list.begin(), list.end());
+    const Guarded want(DType::f32, 35, spec.head_dim);
+    const auto gather = [&](const Problem& p, const Guarded& values) {
+      GatherK a{};
+      a.keys = p.paged_keys(), a.indptr = indptr.view(), a.total = 35;
+      a.out = {values.view(), {}, spec.format};
+      return a;
+    };
+    run(gather(whole, want), on("ref"));
+    const auto comms = local_communicators(3);
+    for (const Thrown& t : run_ranks(3, [&](int32_t rank) {
+           const Problem part = shard_of(whole, {rank, 3, 4});
+           const Guarded values(DType::f32, 35, spec.head_dim);
+           const GatherK a = gather(part, values);
+           Exec exec{};
+           exec.workspace_bytes = gather_k_sharded_workspace_bytes(a, exec);
+           const std::shared_ptr<uint8_t> room = aligned_bytes(exec.workspace_bytes + 1);
+           exec.workspace = room.get();
+           gather_k_sharded(a, *comms[static_cast<size_t>(rank)], exec);
+           EXPECT_TRUE(values.touched_outside(35, spec.head_dim).empty());
+           // A request of more keys than its table has pages: what stands there is NaN of whichever rank.
+           for (int64_t row = 0; ascends && row < 35; ++row) {
+             for (int64_t d = 0; d < spec.head_dim; ++d) {
+               const float x = float_at(want.view(), row, d), y = float_at(values.view(), row, d);
+               EXPECT_TRUE(bits_of(x) == bits_of(y) || (x != x && y != y)) << row;
+             }
+           }
+         })) {
+      EXPECT_EQ(t.status, Status::ok) << t.sentence;
+    }
+  }
 }
 
 TOPKEY_ON_EVERY_BACKEND(ShardLayer);

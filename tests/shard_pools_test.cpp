@@ -142,6 +142,18 @@ TEST(ShardPools, OnlyPoolsAreExchanged) {
   }
 }
 
+/// k and gate of the rows of all ranks, padded to as many on each; what the communicator of the context carries stays.
+TEST(ShardPools, PrefillRanksReceiveTokens) {
+  Scene scene(Scene::pools(Kind::prefill));
+  for (int step = 0; step < 2; ++step) {
+    const uint64_t before = scene.prefill[0]->received_bytes();
+    for (const Thrown& t : scene.run()) ASSERT_EQ(t.status, Status::ok) << t.sentence;
+    if (step == 0) continue;  // with the comparison of what they are
+    const uint64_t each = 10, row = 2 * 2 * static_cast<uint64_t>(scene.spec.head_dim);
+    EXPECT_EQ(scene.prefill[0]->received_bytes() - before, (kWorld - 1) * each * row);
+  }
+}
+
 /// All shapes are looked at before the first write, the expansion's too.
 TEST(ShardPools, AStepThatIsRefusedHasWrittenNothing) {
   const std::vector<std::pair<void (*)(IndexerStep&), const char*>> faults = {

@@ -25,8 +25,9 @@ int equal(Communicator& comm, Communicator& prefill) {
   for (auto& request : tokens) {
     for (int t = 0; t < 200; ++t) request.push_back(random.next());
   }
-  const std::pair<Kind, bool> cuts[] = {{Kind::context, false}, {Kind::rows, false}, {Kind::prefill, false},
-                                        {Kind::context, true},  {Kind::rows, true},  {Kind::prefill_context, false}};
+  const std::pair<Kind, bool> cuts[] = {
+      {Kind::context, false}, {Kind::rows, false},   {Kind::prefill, false},         {Kind::context, true},
+      {Kind::rows, true},     {Kind::prefill, true}, {Kind::prefill_context, false}, {Kind::prefill_context, true}};
   for (const auto& [kind, pools] : cuts) {
     ClusterSpec spec;
     spec.kind = kind, spec.pools = pools, spec.world = comm.size(), spec.interleave = 4, spec.rope = !pools;
