@@ -4,7 +4,7 @@
 // of several ranks. A step releases the GIL; a transport's methods take it for as long as they run.
 #include "python/src/ranks.h"
 
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -136,6 +136,30 @@ void forward(bool pools, const nb::dict& fields, const std::vector<int64_t>& row
   });
 }
 
+/// Of the worst step: `numbers` by name, format by its own.
+size_t worst_bytes(bool pools, const nb::dict& numbers, const std::string& format, const std::string& backend) {
+  return guarded([&] {
+    const auto number = [&](const char* name) { return nb::cast<int32_t>(numbers[name]); };
+    IndexerConfig config{};
+    config.heads = number("heads"), config.head_dim = number("head_dim"), config.topk = number("topk");
+    config.format = support::format_by_name(format);
+    if (const int32_t blocks = number("blocks"); blocks > 0) {
+      config.role = CandidateRole::source, config.candidate_block_size = 1, config.candidate_topk_blocks = blocks;
+    }
+    ShardSpec spec{};
+    spec.context = {0, number("world_size"), number("interleave")};
+    spec.row_shards = number("row_shards"), spec.prefill_size = number("prefill_size");
+    const IndexerLimits limits{0, number("max_rows"), number("max_requests"), number("max_len"), number("max_next_n")};
+    Exec exec{};
+    exec.backend = backend.c_str();
+    for (const BackendInfo& b : backends()) {
+      if (b.name == backend) exec.device = b.device;
+    }
+    return pools ? sharded_workspace_bytes(SparseAttnIndexerKpool(config), limits, spec, exec)
+                 : sharded_workspace_bytes(SparseAttnIndexer(config), limits, spec, exec);
+  });
+}
+
 }  // namespace
 
 void bind_ranks(nb::module_& m) {
@@ -151,6 +175,7 @@ void bind_ranks(nb::module_& m) {
       return all;
     });
   });
+  m.def("sharded_workspace_bytes", &worst_bytes);
   m.def("forward_sharded", &forward, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg());
 }
 

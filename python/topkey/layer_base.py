@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _native
@@ -13,7 +13,7 @@ from .library import backends
 from .operations import workspace_bytes
 from .ranks import Communicator, communicator
 from .step import Stage, StepMetadata, bound, check_buffer, check_number, key_cache, run_step
-from .types import Array, Exec, Format, KeyCache, Scale
+from .types import Array, Exec, Format, KeyCache, Scale, Shard
 
 # Heads that workspace_bytes of a layer reckons with: no model has more, and a layer learns theirs with its first step.
 _MOST_HEADS = 128
@@ -102,6 +102,24 @@ class LayerBase:
             clear_rows(buffer[rows[0] :], rows[1] - rows[0], exec.stream)
         return buffer
 
+    def _bytes_on_ranks(
+        self, pools: bool, limits: dict[str, int], blocks: int, shard: Shard | None, row_shards: int, prefill_size: int,
+    ) -> int:  # fmt: skip
+        cut = shard or Shard(0, 1)
+        numbers = limits | {
+            "heads": _MOST_HEADS, "head_dim": self.head_dim, "topk": self.topk_tokens, "blocks": blocks,
+            "world_size": cut.world_size, "interleave": cut.interleave, "row_shards": row_shards,
+            "prefill_size": prefill_size,
+        }  # fmt: skip
+        for name, value in numbers.items():
+            check_number(self._name, name, value, 0)
+
+        def ask(on: Exec) -> int:
+            assert on.backend is not None
+            return _native.sharded_workspace_bytes(pools, numbers, self._format(), on.backend)
+
+        return most_of(self._name, self.topk_indices_buffer, ask)
+
     def _run(self, stages: list[Stage], hidden_rows: int, cleared: bool, workspace: Array | None, exec: Exec) -> Array:
         exec = exec if workspace is None else exec._replace(workspace=workspace)
         stages = [stage for stage in stages if stage.inserts or stage.arguments["count"] > 0]
@@ -140,12 +158,17 @@ def most_bytes(layer: str, limits: dict[str, int], stages: Sequence[Stage], buff
     """What any of the stages needs on any backend of the buffer's device, and to align it."""
     for name, value in limits.items():
         check_number(layer, name, value, 0)
+    return most_of(layer, buffer, lambda on: max(workspace_bytes(s.op, **s.arguments, exec=on) for s in stages))
+
+
+def most_of(layer: str, buffer: Array, ask: Callable[[Exec], int]) -> int:
+    """The most that any backend of the buffer's device answers, and what aligns it."""
     device = "cuda" if framework(buffer) == "torch" and buffer.is_cuda else "cpu"
     usable = [b.name for b in backends() if b.device == device and not b.unusable]
     sizes, why = [], f"{layer}: no backend of this build can run on {device}"
     for name in usable:
         try:
-            sizes.append(max(workspace_bytes(s.op, **s.arguments, exec=Exec(backend=name)) for s in stages))
+            sizes.append(ask(Exec(backend=name)))
         except RuntimeError as error:
             why = str(error)
     if not sizes:

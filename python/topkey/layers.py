@@ -9,7 +9,7 @@ from typing import Any
 from .calls import extent
 from .layer_base import LayerBase, largest_cache, largest_search, most_bytes, shape
 from .step import Stage, StepMetadata, bound, check_metadata, has_ranks, has_rows, query, rows_of
-from .types import DEFAULT_EXEC, Array, Exec
+from .types import DEFAULT_EXEC, Array, Exec, Shard
 
 
 class SparseAttnIndexer(LayerBase):
@@ -76,9 +76,18 @@ class SparseAttnIndexer(LayerBase):
             size = (self.candidate_ratio or self.compress_ratio) * self.candidate_block_size // self.compress_ratio
             search.arguments.update(candidates=blocks, candidate_block_size=size)
 
-    def workspace_bytes(self, max_rows: int, max_requests: int, max_len: int, max_next_n: int = 1) -> int:
-        """Enough `workspace` for any step within the limits, of up to 128 heads, on any backend; 0 is possible."""
+    def workspace_bytes(
+        self, max_rows: int, max_requests: int, max_len: int, max_next_n: int = 1, *, shard: Shard | None = None,
+        row_shards: int = 1, prefill_size: int = 1,
+    ) -> int:  # fmt: skip
+        """Enough `workspace` for any step within the limits, of up to 128 heads, on any backend; 0 is possible.
+
+        On ranks, exchange included: shard as in StepMetadata, row_shards and prefill_size how many there are.
+        """
         limits = {"max_rows": max_rows, "max_requests": max_requests, "max_len": max_len, "max_next_n": max_next_n}
+        if (shard is not None and shard.world_size > 1) or row_shards > 1 or prefill_size > 1:
+            blocks = extent(self.candidate_blocks, 1) if self.candidate_write else 0
+            return self._bytes_on_ranks(False, limits, blocks, shard, row_shards, prefill_size)
         format, dim = self._format(), self.head_dim
         k, slots = shape((max_rows, dim), "float32"), shape((max_rows,), "int64")
         insert = {"k": k, "slot_mapping": slots, "cache": largest_cache(format, dim), "scale": self._scale()}
@@ -176,9 +185,14 @@ class SparseAttnIndexerKpool(LayerBase):
         self.max_pool_len, self.max_total_seq_len = max_pool_len, max_total_seq_len
         self.tail_cache = tail_cache
 
-    def workspace_bytes(self, max_rows: int, max_requests: int, max_len: int, max_next_n: int = 1) -> int:
+    def workspace_bytes(
+        self, max_rows: int, max_requests: int, max_len: int, max_next_n: int = 1, *, shard: Shard | None = None,
+        row_shards: int = 1, prefill_size: int = 1,
+    ) -> int:  # fmt: skip
         """Enough `workspace` for any step within the limits, of up to 128 heads, on any backend; max_len in pools."""
         limits = {"max_rows": max_rows, "max_requests": max_requests, "max_len": max_len, "max_next_n": max_next_n}
+        if (shard is not None and shard.world_size > 1) or row_shards > 1 or prefill_size > 1:
+            return self._bytes_on_ranks(True, limits, 0, shard, row_shards, prefill_size)
         format, dim = self._format(), self.head_dim
         rows = shape((max_rows, dim), "bfloat16")
         places = shape((max_rows,), "int64")

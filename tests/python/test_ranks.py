@@ -307,6 +307,30 @@ def test_a_wrong_step_writes_nothing(on, pool_size, groups, change, sentence):
     assert (layer.topk_indices_buffer == 77).all() and not layer.k_cache.any()
 
 
+@pytest.mark.parametrize("pool_size", [0, 4])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_workspace_of_the_limits_is_enough(on, cut, pool_size):
+    """Given, and what the layer itself would take is not touched; half of what a step needs is refused."""
+    world = World(6, pool_size, cut, 3, 2, topkey.local_communicators)
+    ranks = {"row_shards": 3} if cut == "rows" else {"shard": topkey.Shard(0, 3, 2)} if "context" in cut else {}
+    ranks |= {"prefill_size": 3} if "prefill" in cut else {}
+    size = world.alone[0].workspace_bytes(60, 2, 96, **ranks)
+    assert size > 0 and size >= world.alone[0].workspace_bytes(60, 2, 96)
+    rows = world.rows(40, 20)
+    want = world.one(rows, 0, on)
+    got = [None] * 3
+
+    def body(rank):
+        given = on._replace(workspace=np.full(size, 0xC3, np.uint8))
+        got[rank] = world.rank(rank, rows, 0, given)
+
+    assert on_ranks(3, body) == [None] * 3
+    for answers, own in got:
+        assert [answers[at] for at, row in enumerate(own) if row >= 0] == [want[row] for row in own if row >= 0]
+    raised = on_ranks(3, lambda rank: world.rank(rank, rows, 0, on._replace(workspace=np.zeros(300, np.uint8))))
+    assert all("exec.workspace_bytes must be at least" in str(error) for error in raised)
+
+
 def test_wrong_groups():
     for transport in (3, object(), None):
         with pytest.raises(ValueError, match="communicator: group must be a Communicator, a torch.distributed group"):
