@@ -87,10 +87,10 @@ struct ShardStep {
   Tensor key_indptr;
   int64_t total_keys;
   Tensor gathered_start;
-  /// Prefill ranks of the k-pool layer: the new tokens of all ranks, T of them, as one rank has them (a request's side by
-  /// side, ascending). token_order i32 [T]: where a token's k and gate lie, a row of this rank's decode rows and then
-  /// the prefill rows of all ranks, rank after rank; of another number they are NaN. positions i32|i64 [T]; request
-  /// i32 [T], < 0: padding. step.slot_mapping and step.tail_slots count these tokens too
+  /// Prefill ranks of the k-pool layer: the T new tokens of all ranks as one rank has them, a request's side by side and
+  /// ascending. token_order i32 [T]: where a token's k and gate lie, a row of this rank's decode rows and then the
+  /// prefill rows of all ranks, rank after rank; of another number they are NaN. token_positions i32|i64 [T],
+  /// token_request i32 [T] (< 0: padding). step.slot_mapping and step.tail_slots count these tokens too
   Tensor token_order, token_positions, token_request;
 };
 
@@ -203,8 +203,8 @@ inline size_t sharded_workspace_bytes(const SparseAttnIndexer& indexer, const In
 /// k, gate, positions, tail and tail slots are those of all rows on every rank: a pool may be completed by tokens of
 /// earlier steps, whoever owns it. whole_end counts global pools. Winning pools are merged, then every rank expands
 /// them by its own slot_map and appends the open pool. Row shards exchange pool ids, in the workspace. Prefill ranks
-/// have k and gate of their own rows: its decode rows in front (unless these are dealt out too), behind them as many rows
-/// as every other rank has. They are gathered and put into the order of the tokens in the workspace, which holds all of
+/// have k and gate of their own rows: decode rows in front (unless these are dealt out too), behind them as many rows as
+/// every other rank has. They are gathered and put into the order of the tokens in the workspace, which holds all of
 /// them, and every rank makes the pools whose slots it was given. step.positions are those of this rank's own rows.
 inline void forward_sharded(const SparseAttnIndexerKpool& indexer, const IndexerStep& step, const ShardSpec& spec,
                             const ShardStep& shard, const Exec& exec) {
