@@ -99,11 +99,15 @@ ClusterSpec draw_pools(Kind kind) {
   return s;
 }
 
-class ShardLayer : public BackendTest {};
+class ShardLayer : public BackendTest {
+ protected:
+  /// Fewer on a GPU, where a rank's step is a copy there and back.
+  int cases(int all) const { return exec().device == Device::cpu ? all : all / 6; }
+};
 
 TEST_P(ShardLayer, EveryCutEqualsOneRank) {
   for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
-    property(std::string("the layer on ranks equals one rank: ") + kind_name(kind), 120, [&] {
+    property(std::string("the layer on ranks equals one rank: ") + kind_name(kind), cases(120), [&] {
       const ClusterSpec spec = draw_cluster(kind);
       RC_LOG() << spec.text();
       Random random(spec.seed);
@@ -114,7 +118,7 @@ TEST_P(ShardLayer, EveryCutEqualsOneRank) {
 
 TEST_P(ShardLayer, EveryCutOfPoolsEqualsOneRank) {
   for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
-    property(std::string("the layer over k-pools on ranks equals one rank: ") + kind_name(kind), 200, [&] {
+    property(std::string("the layer over k-pools on ranks equals one rank: ") + kind_name(kind), cases(200), [&] {
       const ClusterSpec spec = draw_pools(kind);
       RC_LOG() << spec.text();
       Random random(spec.seed);
