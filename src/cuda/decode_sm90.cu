@@ -10,6 +10,7 @@
 #include "cuda/decode_sm90.h"
 #include "cuda/device/decode_answer.cuh"
 #include "cuda/key_boxes.h"
+#include "cuda/plain_decode.h"
 #include "cuda/stages.h"
 #include "cuda/workspace.h"
 
@@ -404,6 +405,11 @@ bool decode_suits(const Shape& shape, const KeySource& keys, const Query& q, con
 }
 
 void decode(const LookParams& look, const Query& q, const Emission& emission, void* workspace, const Launch& launch) {
+  PlainDecode plain;
+  KeyBoxes plain_boxes;
+  if (plain_decode(look, q, emission, &plain, &plain_boxes) &&
+      (decode_shortly(plain, plain_boxes, launch) || decode_quickly(plain, plain_boxes, workspace, launch)))
+    return;
   const int heads = static_cast<int>(q.values.shape[1]);
   DecodeJob job{};
   const bool bulk = make_boxes(look.keys, &job.boxes);

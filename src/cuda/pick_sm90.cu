@@ -86,18 +86,6 @@ struct PickRow {
   if (peers.rank == 0) close_row(job, s, row.row, used);
 }
 
-/// put(rank, bit) for this thread's winners, ascending.
-template <class Put>
-__device__ __forceinline__ void each_winner(const PickShared& s, const OwnCut& own, const Before& before,
-                                            const Put& put) {
-  uint32_t rank = before.above + winners_inside(s, own.cut, before.inside), number = before.inside;
-  for (uint32_t rest = own.marks.above | own.marks.inside; rest != 0; rest &= rest - 1) {
-    const uint32_t bit = __ffs(static_cast<int>(rest)) - 1;
-    const bool inside = (own.marks.inside >> bit & 1u) != 0;
-    if (!inside || wins_inside(s, own.cut, number)) put(rank++, bit);
-    number += inside;
-  }
-}
 [[maybe_unused]] __device__ __forceinline__ void write_all(const PickJob& job, int32_t row, PickPart p, OwnCut own,
                                                            Before before) {
   const RowWriter writer = writer_of(job, p.s, row);

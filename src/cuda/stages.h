@@ -31,6 +31,8 @@ KernelList score_kernels();
 KernelList score_f32_kernels();
 KernelList score_sm90_kernels();
 KernelList decode_kernels();
+KernelList decode_quick_kernels();
+KernelList decode_short_kernels();
 KernelList prefill_kernels();
 KernelList pick_kernels();
 KernelList pick_quick_kernels();
@@ -43,11 +45,12 @@ KernelList cache_kernels();
 KernelList pool_kernels();
 KernelList memory_kernels();
 
-inline std::array<KernelList, 16> kernel_lists() {
-  return {look_kernels(),     score_kernels(),      score_f32_kernels(), score_sm90_kernels(),
-          pick_kernels(),     pick_quick_kernels(), pick_sm90_kernels(), decode_kernels(),
-          prefill_kernels(),  merge_kernels(),      logits_kernels(),    rows_kernels(),
-          quantize_kernels(), cache_kernels(),      pool_kernels(),      memory_kernels()};
+inline std::array<KernelList, 18> kernel_lists() {
+  return {look_kernels(),         score_kernels(),        score_f32_kernels(), score_sm90_kernels(),
+          pick_kernels(),         pick_quick_kernels(),   pick_sm90_kernels(), decode_kernels(),
+          decode_quick_kernels(), decode_short_kernels(), prefill_kernels(),   merge_kernels(),
+          logits_kernels(),       rows_kernels(),         quantize_kernels(),  cache_kernels(),
+          pool_kernels(),         memory_kernels()};
 }
 
 }  // namespace topkey::cuda

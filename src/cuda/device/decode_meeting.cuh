@@ -2,14 +2,10 @@
 //
 // How the blocks of the decode kernel that share a row wait for each other, and what they carry between their steps.
 #pragma once
-#include <cooperative_groups.h>
-
 #include "cuda/device/decode_plan.cuh"
+#include "cuda/device/grid.cuh"
 
 namespace topkey::cuda {
-
-/// All threads of all blocks, once: the launch is cooperative.
-__device__ __forceinline__ void meet_grid() { cooperative_groups::this_grid().sync(); }
 
 /// A row's meeting place. Steps only count up, so nothing is ever cleared.
 class Meeting {

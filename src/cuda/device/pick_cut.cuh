@@ -26,38 +26,29 @@ struct PickPart {
   Slice slice;
 };
 
-/// Inclusive sum over the lanes of a warp.
-__device__ __forceinline__ uint32_t sum_lanes_up(uint32_t value) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, value, step);
-    if (threadIdx.x % 32 >= static_cast<uint32_t>(step)) value += other;
-  }
-  return value;
-}
 /// Sum of the first `count` words, 32 at most.
 __device__ __forceinline__ uint32_t sum_of(const uint32_t* words, uint32_t count) {
   const uint32_t lane = threadIdx.x % 32;
   return __reduce_add_sync(~0u, lane < count ? words[lane] : 0);
 }
 
+/// Of up to kMost blocks, all under way at once.
+template <uint32_t kMost>
+__device__ __forceinline__ uint32_t add_peers(const uint32_t* bin, const Peers& peers) {
+  uint32_t each[kMost], sum = 0;
+#pragma unroll
+  for (uint32_t e = 0; e < kMost; ++e) {
+    const uint32_t at = peers.rank + e, peer = at < peers.count ? at : at - peers.count;
+    each[e] = e < peers.count ? load_peer(peer_address(bin, peer)) : 0;
+  }
+#pragma unroll
+  for (uint32_t e = 0; e < kMost; ++e) sum += each[e];
+  return sum;
+}
 /// All blocks' keys in bin `bin`. Each block begins with itself, lest all ask the same one.
 __device__ __forceinline__ uint32_t add_up(const uint32_t* bin, const Peers& peers) {
   if (peers.count == 1) return *bin;
-  uint32_t sum = 0;
-  constexpr uint32_t kBatch = 8;
-#pragma unroll 1
-  for (uint32_t base = 0; base < peers.count; base += kBatch) {
-    uint32_t each[kBatch];
-#pragma unroll
-    for (uint32_t e = 0; e < kBatch; ++e) {
-      const uint32_t peer = (peers.rank + base + e) & (peers.count - 1);
-      each[e] = base + e < peers.count ? load_peer(peer_address(bin, peer)) : 0;
-    }
-#pragma unroll
-    for (uint32_t e = 0; e < kBatch; ++e) sum += each[e];
-  }
-  return sum;
+  return peers.count <= kMaxCluster / 2 ? add_peers<kMaxCluster / 2>(bin, peers) : add_peers<kMaxCluster>(bin, peers);
 }
 
 /// The bin that holds the k-th best of what the bins hold, k >= 1. Ends with a barrier of the block.
@@ -184,6 +175,19 @@ __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& ow
   p.peers.meet();
   at.above += sum_of(p.s.above, p.peers.rank);
   return at;
+}
+
+/// put(rank, bit) for this thread's winners, ascending.
+template <class Put>
+__device__ __forceinline__ void each_winner(const PickShared& s, const OwnCut& own, const Before& before,
+                                            const Put& put) {
+  uint32_t rank = before.above + winners_inside(s, own.cut, before.inside), number = before.inside;
+  for (uint32_t rest = own.marks.above | own.marks.inside; rest != 0; rest &= rest - 1) {
+    const uint32_t bit = __ffs(static_cast<int>(rest)) - 1;
+    const bool inside = (own.marks.inside >> bit & 1u) != 0;
+    if (!inside || wins_inside(s, own.cut, number)) put(rank++, bit);
+    number += inside;
+  }
 }
 
 }  // namespace topkey::cuda

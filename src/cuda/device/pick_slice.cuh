@@ -6,6 +6,7 @@
 #include "cuda/device/order.cuh"
 #include "cuda/device/ptx_sm90.cuh"
 #include "cuda/device/quantile.cuh"
+#include "cuda/device/warp.cuh"
 
 namespace topkey::cuda {
 
@@ -45,13 +46,24 @@ struct Slice {
   uint32_t first, count;  ///< vectors of this block
   int shift;              ///< a thread has 1 << shift of them
   int32_t origin;         ///< position of word 0
+  bool made = false;
 
   __device__ Slice(const float* window, int32_t low, uint32_t n, uint32_t rank, int log_blocks) {
     lead = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(window) / 4 % 4), last = lead + n;
     from = window - lead, origin = low - static_cast<int32_t>(lead);
     const uint32_t vectors = (last + 3) / 4, each = (vectors + (1u << log_blocks) - 1) >> log_blocks;
     first = min(vectors, rank * each), count = min(vectors - first, each);
-    shift = each <= kPickThreads ? 0 : each <= 2 * kPickThreads ? 1 : each <= 4 * kPickThreads ? 2 : 3;
+    shift = shift_of(each);
+  }
+  /// Of a row that begins at word 0: vectors [first, first + each) or what there is of them. Scores that were made here:
+  /// kNotLiveScore is no key.
+  __device__ Slice(uint32_t n, uint32_t first_vector, uint32_t each)
+      : from(nullptr), lead(0), last(n), origin(0), made(true) {
+    const uint32_t vectors = (n + 3) / 4;
+    first = min(vectors, first_vector), count = min(vectors - first, each), shift = shift_of(each);
+  }
+  __device__ static int shift_of(uint32_t each) {
+    return each <= kPickThreads ? 0 : each <= 2 * kPickThreads ? 1 : each <= 4 * kPickThreads ? 2 : 3;
   }
   /// The first vector of this thread, and the word of its first score.
   __device__ uint32_t begin() const { return threadIdx.x << shift; }
@@ -113,36 +125,28 @@ __device__ __forceinline__ void each_vector(const Slice& s, const uint4* vectors
   for (uint32_t v = 0; v < own; ++v) f(vectors[begin + ((v + turn) & (size - 1))], v * 4);
 }
 
-/// A bit for each of the thread's scores, in their order: whether it is over an edge. Two instructions each: the sign of
-/// a difference is shifted in. A NaN is not over it: the NaN that this device's arithmetic makes has no sign.
-class OverEdge {
- public:
-  __device__ explicit OverEdge(float edge) : edge_(edge) {}
-  __device__ __forceinline__ void add(float at) { bits_ = __funnelshift_l(__float_as_uint(edge_ - at), bits_, 1); }
-  __device__ __forceinline__ uint32_t of(const Slice& s) const {
-    const uint32_t own = s.own();
-    return own == 0 ? 0 : __brev(bits_) >> (32 - 4 * own);
-  }
-  /// Next below a positive number: what is over it is no less than the number.
-  __device__ static float below(float x) { return __uint_as_float(__float_as_uint(x) - 1); }
-
- private:
-  float edge_;
-  uint32_t bits_ = 0;
-};
-
 /// bin = score * scale + offset, cut to whole numbers and to what bins there are; under 1 and NaN: none. One rounding, so
 /// no better score is in a lower bin.
 struct LinearBins {
   float scale, offset;
   __device__ __forceinline__ float place(uint32_t raw) const { return __fmaf_rn(__uint_as_float(raw), scale, offset); }
 };
-/// Bounds about where the k-th best would be, were the row normal, from a sample that all blocks of the cluster read
-/// alike; the last bin is open. Ends with a barrier of the block.
-__device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* scores, uint32_t n, uint32_t k) {
-  const float sample = __ldg(scores + threadIdx.x * n / kPickThreads);
+/// Bounds about where the k-th best of n would be, were they normal; the last bin is open. m: sum, squares and number of
+/// some of them.
+__device__ __forceinline__ LinearBins bins_of(float3 m, uint32_t k, uint32_t n) {
+  if (m.z == 0.0f) return {0.0f, 0.0f};
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(n));
   const float quantile = upper_quantile(fminf(fmaxf(share, 1e-6f), 1.0f - 1e-6f));
+  const float each = __fdividef(1.0f, m.z), mean = m.x * each, variance = m.y * each - mean * mean;
+  float deviation = variance > 0.0f ? variance * rsqrtf(variance) : 0.0f;
+  deviation = fmaxf(deviation, fmaxf(fabsf(mean) * 1e-5f, 1e-30f));
+  const float low = fminf(fmaxf(mean + (quantile - 0.75f) * deviation, -1e37f), 1e37f);
+  const float scale = fminf(fmaxf(__fdividef(kPickBins / 2.0f, deviation), 1e-30f), 1e30f);
+  return {scale, -low * scale};
+}
+/// The same from a sample that all blocks of the cluster read alike. Ends with a barrier of the block.
+__device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* scores, uint32_t n, uint32_t k) {
+  const float sample = __ldg(scores + threadIdx.x * n / kPickThreads);
   const bool counts = fabsf(sample) < 1e15f;
   const uint32_t lane = threadIdx.x % 32;
   float4 m{counts ? sample : 0.0f, counts ? sample * sample : 0.0f, 0.0f, 0.0f};
@@ -158,13 +162,7 @@ __device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* sco
     m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
     m.z += __shfl_xor_sync(~0u, m.z, step);
   }
-  if (m.z == 0.0f) return {0.0f, 0.0f};
-  const float each = __fdividef(1.0f, m.z), mean = m.x * each, variance = m.y * each - mean * mean;
-  float deviation = variance > 0.0f ? variance * rsqrtf(variance) : 0.0f;
-  deviation = fmaxf(deviation, fmaxf(fabsf(mean) * 1e-5f, 1e-30f));
-  const float low = fminf(fmaxf(mean + (quantile - 0.75f) * deviation, -1e37f), 1e37f);
-  const float scale = fminf(fmaxf(__fdividef(kPickBins / 2.0f, deviation), 1e-30f), 1e30f);
-  return {scale, -low * scale};
+  return bins_of({m.x, m.y, m.z}, k, n);
 }
 /// A thread of one vector adds all four without a branch; one of more looks for those that are in a bin first.
 __device__ __forceinline__ void count_linear(const Slice& s, const uint4* vectors, LinearBins bins, uint32_t* counts) {
@@ -185,7 +183,7 @@ __device__ __forceinline__ void count_linear(const Slice& s, const uint4* vector
     over.add(bins.place(four.x)), over.add(bins.place(four.y));
     over.add(bins.place(four.z)), over.add(bins.place(four.w));
   });
-  for (uint32_t hits = over.of(s); hits != 0; hits &= hits - 1) {
+  for (uint32_t hits = over.of(4 * s.own()); hits != 0; hits &= hits - 1) {
     const uint32_t bit = __ffs(static_cast<int>(hits)) - 1;
     atomicAdd(counts + static_cast<int>(fminf(bins.place(s.raw(vectors, bit)), kLast)), 1u);
   }
@@ -196,7 +194,7 @@ struct KeyBins {
   uint32_t low, high;
   int shift;
   __device__ __forceinline__ static uint32_t key(const Slice& s, uint32_t raw, uint32_t word) {
-    return s.live(word) ? key_of(canonical(__uint_as_float(raw))) : kNotLive;
+    return s.live(word) && !(s.made && raw == kNotLiveScore) ? key_of(canonical(__uint_as_float(raw))) : kNotLive;
   }
 };
 __device__ __forceinline__ void count_by_key(const Slice& s, const uint4* vectors, KeyBins bins, uint32_t* counts) {
@@ -224,8 +222,8 @@ __device__ __forceinline__ Marks mark_linear(const Slice& s, const uint4* vector
 #pragma unroll
     for (int e = 0; e < 4; ++e) inside.add(at[e]), above.add(at[e]);
   });
-  const uint32_t over = above.of(s);
-  return {over, inside.of(s) & ~over};
+  const uint32_t over = above.of(4 * s.own());
+  return {over, inside.of(4 * s.own()) & ~over};
 }
 __device__ __forceinline__ Marks mark_by_key(const Slice& s, const uint4* vectors, KeyBins bins) {
   Marks marks{0, 0};

@@ -56,6 +56,10 @@ __device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
       "r"(parity), "r"(kNanoseconds)
       : "memory");
 }
+/// A tensor map (a kernel's parameter) is about to be used.
+__device__ __forceinline__ void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 /// A box of a tensor map to shared memory; coordinates from the innermost on.
 __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int32_t x, int32_t y, int32_t z,
                                          uint64_t* barrier) {
@@ -101,6 +105,21 @@ __device__ __forceinline__ bool named_barrier_or(int id, int threads, bool flag)
   return any != 0;
 }
 
+/// Counts for the barrier's others, which wait.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// The same, and in how many of them.
+__device__ __forceinline__ uint32_t named_barrier_count(int id, int threads, bool flag) {
+  uint32_t count;
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; bar.red.popc.u32 %0, %1, %2, p; }"
+               : "=r"(count)
+               : "r"(id), "r"(threads), "r"(flag ? 1 : 0)
+               : "memory");
+  return count;
+}
+
 /// Blocks of one cluster: which of them this one is, and a barrier of all their threads, behind which all see what any of
 /// them wrote before (of a cluster of one, the compiler makes it the block's own).
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -108,8 +127,13 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 /// What lies at p in this block's shared memory, as block `rank` of the cluster has it.
 __device__ __forceinline__ uint32_t peer_address(const void* p, uint32_t rank) {

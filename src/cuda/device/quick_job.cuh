@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The quick decode kernel's data: what it is told, what a block has of its rows, and how blocks tell each other of them.
+#pragma once
+#include "cuda/device/decode_bins.cuh"
+#include "cuda/device/order.cuh"
+#include "cuda/device/plain_decode.cuh"
+#include "cuda/device/tiles_sm90.cuh"
+#include "cuda/device/warp.cuh"
+
+namespace topkey::cuda {
+
+constexpr int kQuickThreads = 512, kQuickGroups = kQuickThreads / 128;  ///< of them a warpgroup each
+constexpr int kQuickAll = kQuickThreads + 128;                          ///< and four warps that bring keys
+constexpr int kQuickStages = 3;                                         ///< units under way in a warpgroup
+constexpr int kQuickRows = 128, kQuickBins = kDecodeBins, kQuickCandidates = 256;
+constexpr int kHalf = kQuickThreads / 2;
+static_assert(kQuickBins == 4 * kHalf);
+/// Words of 32 entries that a thread marks at most: half a block has all that fits shared memory.
+constexpr int kWords = 4;
+
+struct QuickJob : PlainDecode {
+  uint32_t words;        ///< 4 bytes each, for what a block keeps
+  int32_t window;        ///< keys of which the bins must hold the best topk
+  uint32_t* bins;        ///< [rows, kQuickBins]
+  uint4* headers;        ///< [rows] blocks that have arrived, once per step; keys that are not live
+  uint2* shares;         ///< [rows, blocks] keys above the interval in question, and inside
+  uint64_t* candidates;  ///< [rows, kQuickCandidates] key of the order << 32 | ~position
+};
+
+/// What a block has of a row: all scores, or a list of those that may win, with their positions, which ascend.
+struct QuickRow {
+  uint32_t* scores;                    ///< see quick_place
+  int32_t* positions;                  ///< of a list; null: entry i stands at first + i
+  uint32_t row, count, index, blocks;  ///< entries; this block among those that share the row
+  int32_t first, end;                  ///< position of entry 0; end of the row
+  BinRange range;
+};
+struct QuickShare {
+  uint32_t index, blocks;
+};
+struct QuickRoom {
+  uint32_t warps[kHalf / 32];
+  uint32_t above, inside, number;
+  uint32_t bin, bin_above, bin_inside;
+  uint32_t before_above, before_inside;
+  uint32_t edges[2];
+  uint64_t cut;
+  uint64_t candidates[kQuickCandidates];
+};
+struct QuickShared {
+  alignas(16) float scale[kQuickGroups][kQuickStages][kTileKeys];
+  uint64_t full[kQuickGroups][kQuickStages], empty[kQuickGroups][kQuickStages];
+  uint32_t absent[kQuickGroups][kQuickStages];  ///< the unit's page does not exist
+  float4 moments[kQuickThreads / 32];
+  QuickRoom rooms[2];
+  QuickRow rows[2];
+  uint32_t warps[kQuickThreads / 32];
+  uint32_t dead[2];
+  uint32_t first, last, first_row, last_row;  ///< units and rows of this block
+  QuickShare slots[2];                        ///< of its first and its last row
+  uint32_t before[kQuickRows + 1];            ///< units before a row
+  int32_t ends[kQuickRows];
+};
+
+/// Where entry i of the scores lies: threads side by side, of which each has 4 to 128 entries side by side, read vectors of
+/// 4 with few conflicts of banks.
+__device__ __forceinline__ uint32_t quick_place(uint32_t i) { return i ^ ((i >> 5 ^ i >> 7) & 7) << 2; }
+__device__ __forceinline__ uint32_t key_of_kept(uint32_t bits) {
+  return bits == kNotLiveScore ? kNotLive : key_of(__uint_as_float(bits));
+}
+
+/// Bounds of a row's bins by one score of each lane, the same in every block: each warp works them out for itself. One
+/// barrier of all that score.
+__device__ __forceinline__ BinRange range_of_sample(QuickShared& s, bool live, float score, int32_t topk,
+                                                    int32_t keys) {
+  const bool counts = live && fabsf(score) < 1e18f;  // so that no square is infinite
+  const float x = counts ? score : 0.0f;
+  float sum = x, squares = x * x;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, step), squares += __shfl_xor_sync(~0u, squares, step);
+  }
+  const uint32_t lane = threadIdx.x & 31;
+  const float number = static_cast<float>(__popc(__ballot_sync(~0u, counts)));
+  if (lane == 0) s.moments[threadIdx.x / 32] = {sum, squares, number, 0.0f};
+  named_barrier(7, kQuickThreads);
+  float4 m = s.moments[lane % (kQuickThreads / 32)];
+#pragma unroll
+  for (int step = kQuickThreads / 64; step > 0; step /= 2) {
+    m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
+    m.z += __shfl_xor_sync(~0u, m.z, step);
+  }
+  return range_of({m.x, m.y, static_cast<int>(m.z)}, static_cast<uint32_t>(topk), keys);
+}
+
+/// By one thread of a block: the block has written what it tells. Behind a barrier of those that wrote.
+__device__ __forceinline__ void arrive_at_row(const QuickJob& job, uint32_t row) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&job.headers[row].x) : "memory");
+}
+__device__ __forceinline__ void wait_for_row(const QuickJob& job, uint32_t row, uint32_t arrivals) {
+  uint32_t seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&job.headers[row].x) : "memory");
+  } while (seen < arrivals);
+}
+
+/// Adds the block's bins of a row to the row's. Behind the next barrier each of its own holds what was in the row's before:
+/// how many such keys other blocks have told.
+__device__ __forceinline__ void add_bin(uint32_t* own, uint32_t* of_row, uint32_t b) {
+  const uint32_t keys = own[b];
+  if (keys != 0) own[b] = atomicAdd(of_row + b, keys);
+}
+/// By all that score.
+__device__ __forceinline__ void tell_bins(const QuickJob& job, QuickShared& s, const QuickRow& r, uint32_t slot,
+                                          uint32_t* bins) {
+  uint32_t* of_row = job.bins + r.row * kQuickBins;
+#pragma unroll
+  for (int turn = 0; turn < kQuickBins / kQuickThreads; ++turn)
+    add_bin(bins, of_row, threadIdx.x + turn * kQuickThreads);
+  if (threadIdx.x == 0 && s.dead[slot] != 0) atomicAdd(&job.headers[r.row].y, s.dead[slot]);
+  named_barrier(7, kQuickThreads);
+  if (threadIdx.x == 0) arrive_at_row(job, r.row);
+}
+
+__device__ __forceinline__ void fill_row(const PlainDecode& job, uint32_t row, uint32_t used, uint32_t thread,
+                                         uint32_t threads) {
+  for (int32_t j = static_cast<int32_t>(used + thread); j < job.columns; j += static_cast<int32_t>(threads))
+    job.out[row * job.out_row + j] = job.fill;
+}
+
+/// Half a block: its threads 0 to kHalf - 1, and its barrier.
+struct Half {
+  QuickRoom& room;
+  int barrier;
+  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kHalf; }
+  __device__ __forceinline__ uint32_t lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ uint32_t warp() const { return thread() / 32; }
+  __device__ __forceinline__ void sync() const { named_barrier(barrier, kHalf); }
+  /// How many of them say so. A barrier, too.
+  __device__ __forceinline__ uint32_t count(bool flag) const { return named_barrier_count(barrier, kHalf, flag); }
+  /// Exclusive sum over the threads, and of all. One barrier; the room's `warps` must be free.
+  __device__ __forceinline__ uint32_t scan(uint32_t value, uint32_t* total) const {
+    const uint32_t up = sum_lanes_up(value);
+    if (lane() == 31) room.warps[warp()] = up;
+    sync();
+    const uint32_t of_warp = lane() < kHalf / 32 ? room.warps[lane()] : 0;
+    *total = __reduce_add_sync(~0u, of_warp);
+    return __reduce_add_sync(~0u, lane() < warp() ? of_warp : 0) + up - value;
+  }
+};
+
+}  // namespace topkey::cuda
