@@ -47,7 +47,7 @@ struct RowEnds {
 #pragma unroll
   for (int e = 0; e < kRowsOfLane; ++e) {
     const int r = static_cast<int>(threadIdx.x & 31) * kRowsOfLane + e;
-    ends.of[e] = r < job.rows ? __ldg(job.ends + r) : 0;
+    ends.of[e] = r < job.rows ? end_of_row(job, r) : 0;
   }
   return ends;
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void bring_keys(const QuickJob& job, const KeyBoxes& 
     const QuickSegment g = segment_of(s, row);
     if (g.first >= g.last) continue;
     const uint32_t steps = 1 + (g.last - g.first + kQuickGroups - 1 - group) / kQuickGroups;
-    const int32_t* table = job.table + row * job.table_row;
+    const int32_t* table = pages_of_row(job, static_cast<int32_t>(row));
 #pragma unroll 1
     for (uint32_t base = 0; base < steps; base += 32) {
       const uint32_t step = base + lane;
@@ -367,38 +367,53 @@ static_assert(fixed_bytes<64, 2>() + 32768 * 4 <= kSharedOfHopper, "128 rows of 
 
 constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
 
+/// The kernel for so many rows at once, and what it keeps: all scores, or lists of two rows at a time, which must hold topk
+/// winners and in one bin more than are ranked. Null: neither fits.
+const Choice* fit(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job) {
+  const int64_t units = rows * ((int64_t{plain.max_len} + kTileKeys - 1) / kTileKeys);
+  if (units >= int64_t{1} << 24) return nullptr;
+  // Slices of rows that are cut where they end are longer; no slice need be shorter than two units a warpgroup.
+  const int64_t whole = rows <= blocks ? blocks / rows * rows : blocks;
+  const int64_t entries = std::max<int64_t>((units + whole - 1) / whole, 2 * kQuickGroups) * kTileKeys;
+  const Choice* choice = kChoices[plain.heads <= 32 ? 0 : 1];
+  if (entries > choice->most() && entries <= choice[1].most()) ++choice;
+  const bool lists = entries > choice->most();
+  job.words = static_cast<uint32_t>(std::min(entries, choice->most() / 64 * 64));
+  const QuickList list = list_of(nullptr, job.words / 2 / 4 * 4);
+  job.window = lists ? static_cast<int32_t>(list.window_size) : INT32_MAX;
+  const bool suits = list.capacity >= static_cast<uint32_t>(plain.topk) + kQuickCandidates + 64;
+  return lists && !suits ? nullptr : choice;
+}
+
 }  // namespace
 
 KernelList decode_quick_kernels() { return {kEntries, 4}; }
 
 bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* workspace, const Launch& launch) {
-  QuickJob job{};
-  static_cast<PlainDecode&>(job) = plain;
-  const int64_t rows = job.rows;
+  const int32_t together = std::max(plain.ends_n, plain.table_n);
+  if (together > kQuickRows) return false;
+  const int32_t rows = std::min(plain.rows, kQuickRows / together * together);  // of a launch
   const int64_t blocks = std::min<int64_t>(launch.sms(), kMaxBlocks);
-  const int64_t units = rows * ((int64_t{job.max_len} + kTileKeys - 1) / kTileKeys);
-  // Slices of rows that are cut where they end are longer; no slice need be shorter than two units a warpgroup.
-  const int64_t whole = rows <= blocks ? blocks / rows * rows : blocks;
-  const int64_t entries = std::max<int64_t>((units + whole - 1) / whole, 2 * kQuickGroups) * kTileKeys;
-  const Choice* choice = kChoices[job.heads <= 32 ? 0 : 1];
-  if (rows > kQuickRows || units >= int64_t{1} << 24) return false;
-  if (entries > choice->most() && entries <= choice[1].most()) ++choice;
-  job.words = static_cast<uint32_t>(std::min(entries, choice->most() / 64 * 64));
-  // Else lists, of two rows at a time: they must hold topk winners, and what is more in one bin is more than is ranked.
-  const QuickList list = list_of(nullptr, job.words / 2 / 4 * 4);
-  job.window = entries > choice->most() ? static_cast<int32_t>(list.window_size) : INT32_MAX;
-  if (entries > choice->most() && list.capacity < static_cast<uint32_t>(job.topk + kQuickCandidates + 64)) return false;
+  QuickJob job{};
+  const Choice* choice = fit(plain, rows, blocks, job);
+  if (choice == nullptr) return false;
   job.bins = static_cast<uint32_t*>(workspace);
   job.candidates = reinterpret_cast<uint64_t*>(job.bins + rows * kQuickBins);
   job.shares = reinterpret_cast<uint2*>(job.candidates + rows * kQuickCandidates);
   job.headers = reinterpret_cast<uint4*>(job.shares + rows * kMaxBlocks);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(kQuickAll);
-  config.dynamicSmemBytes = choice->fixed + static_cast<size_t>(job.words) * 4, config.stream = launch.stream();
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
-  config.attrs = &cooperative, config.numAttrs = 1;
-  TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, choice->kernel, boxes, job));
+  for (int32_t row = 0; row < plain.rows; row += rows) {
+    static_cast<PlainDecode&>(job) = plain;
+    job.rows = std::min(rows, plain.rows - row);
+    job.q += row * job.q_row, job.weights += row * job.w_row, job.out += row * job.out_row;
+    job.ends += row / job.ends_n, job.table += row / job.table_n * job.table_row;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(kQuickAll);
+    config.dynamicSmemBytes = choice->fixed + static_cast<size_t>(job.words) * 4, config.stream = launch.stream();
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
+    config.attrs = &cooperative, config.numAttrs = 1;
+    TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, choice->kernel, boxes, job));
+  }
   return true;
 }
 

@@ -51,7 +51,7 @@ struct ShortSlice {
 [[maybe_unused]] __device__ __forceinline__ void bring_keys(const PlainDecode& job, const KeyBoxes& boxes,
                                                             ShortShared& s, uint8_t* codes, ShortSlice slice) {
   const uint32_t lane = threadIdx.x & 31;
-  const int32_t* table = job.table + slice.row * job.table_row;
+  const int32_t* table = pages_of_row(job, slice.row);
 #pragma unroll 1
   for (uint32_t base = 0; base < slice.units; base += 32) {
     const uint32_t key = (slice.first + base + lane) * kTileKeys;
@@ -180,7 +180,7 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   ShortShared& s = *m.s;
   const Peers peers{job.blocks, cluster_rank()};
   const int32_t row = static_cast<int32_t>(blockIdx.x / job.blocks);
-  const int32_t end = max(0, min(__ldg(job.ends + row), job.max_len));
+  const int32_t end = max(0, min(end_of_row(job, row), job.max_len));
   const bool brings = threadIdx.x >= kPickThreads;
   cluster_arrive();
   float weight = 0.0f;

@@ -15,10 +15,11 @@ const Tensor& ends_of(const Rows& rows) { return rows.end.data != nullptr ? rows
 
 bool plain_rows(const Rows& rows) {
   const Tensor& ends = ends_of(rows);
-  return ends.data != nullptr && ends.dtype == DType::i32 && ends.shape[0] == rows.count &&
-         (ends.stride[0] == 1 || rows.count == 1) && rows.start.data == nullptr && rows.request.data == nullptr &&
-         rows.q_indptr.data == nullptr && rows.next_n <= 1;
+  return ends.data != nullptr && ends.dtype == DType::i32 && (ends.stride[0] == 1 || ends.shape[0] == 1) &&
+         rows.start.data == nullptr && rows.request.data == nullptr && rows.q_indptr.data == nullptr;
 }
+/// Rows of a request.
+int32_t next_n_of(const Rows& rows) { return std::max(rows.next_n, 1); }
 bool plain_answer(const Emission& emission) {
   const Selection& out = emission.out;
   return out.slots.data == nullptr && out.scores.data == nullptr && out.counts.data == nullptr &&
@@ -43,8 +44,9 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   const KeySource& keys = look.keys;
   const Rows& rows = look.rows;
   const Selection& out = emission.out;
-  if (!plain_rows(rows) || !plain_answer(emission) || look.stats != nullptr || !plain_keys(keys, rows.count) ||
-      !plain_query(q) || !make_boxes(keys, boxes))
+  const int32_t table_n = keys.table_per_row ? 1 : next_n_of(rows);
+  if (!plain_rows(rows) || !plain_answer(emission) || look.stats != nullptr ||
+      !plain_keys(keys, rows.count / table_n) || !plain_query(q) || !make_boxes(keys, boxes))
     return false;
   PlainDecode p{};
   p.q = static_cast<const uint8_t*>(q.values.data), p.q_row = q.values.stride[0], p.q_head = q.values.stride[1];
@@ -55,6 +57,7 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   p.out = static_cast<int32_t*>(out.indices.data), p.out_row = out.indices.stride[0];
   p.rows = static_cast<int32_t>(rows.count), p.heads = static_cast<int32_t>(q.values.shape[1]);
   p.topk = look.topk, p.columns = emission.topk;
+  p.ends_n = ends_of(rows).shape[0] == rows.count ? 1 : next_n_of(rows), p.table_n = table_n;
   p.max_len = static_cast<int32_t>(rows.max_len > 0 ? std::min<int64_t>(keys.count, rows.max_len) : keys.count);
   p.num_pages = static_cast<int32_t>(std::min<int64_t>(keys.num_pages, INT32_MAX));
   p.page_shift = __builtin_ctz(static_cast<unsigned>(keys.page_size));

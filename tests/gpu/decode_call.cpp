@@ -135,10 +135,11 @@ bool is_hole(const DecodeCase& c, int64_t r, int64_t j, int64_t columns, Random&
   }
   return false;
 }
+int64_t requests_of(const DecodeCase& c) { return c.rows / std::max(c.next_n, 1); }
 void fill_table(const DecodeCase& c, const DecodeData& d, const std::vector<int32_t>& order, Random& random) {
   const int64_t used = pages_of(c.context, c), all = d.table.view().shape[1], pages = used + kSparePages;
   std::fill_n(d.table.as<int32_t>(), d.table.bytes() / 4, 1000000000);
-  for (int64_t r = 0; r < c.rows; ++r) {
+  for (int64_t r = 0; r < requests_of(c); ++r) {
     // All rows have the same pages; some begin elsewhere.
     const int64_t turn = r % 4 == 3 ? random.between(0, used - 1) : 0;
     for (int64_t j = 0; j < all; ++j) {
@@ -157,11 +158,12 @@ std::string scales_name(int32_t scales) {
 
 std::string DecodeCase::text() const {
   std::ostringstream s;
-  s << rows << " rows x " << context << " (+" << spare << ") topk " << topk << " heads " << heads << " page "
-    << page_size << " scales " << scales_name(scales) << " codes " << kCodes[static_cast<int>(codes)] << " lengths "
-    << kLengths[static_cast<int>(lengths)] << " holes " << kHoles[static_cast<int>(holes)] << " max_len " << max_len
-    << (length_form ? " length" : " end") << (padded ? " padded" : "") << " fill " << kFills[static_cast<int>(fill)]
-    << " SMs " << max_sms << " seed " << seed;
+  s << rows << " rows (next_n " << next_n << (of_requests ? ", ends of requests" : "") << ") x " << context << " (+"
+    << spare << ") topk " << topk << " heads " << heads << " page " << page_size << " scales " << scales_name(scales)
+    << " codes " << kCodes[static_cast<int>(codes)] << " lengths " << kLengths[static_cast<int>(lengths)] << " holes "
+    << kHoles[static_cast<int>(holes)] << " max_len " << max_len << (length_form ? " length" : " end")
+    << (padded ? " padded" : "") << " fill " << kFills[static_cast<int>(fill)] << " SMs " << max_sms << " seed "
+    << seed;
   return s.str();
 }
 
@@ -170,8 +172,8 @@ void draw_ends(const DecodeCase& c, uint64_t turn, int32_t* ends) {
   const int64_t most = turn == 0 ? c.context : random.between(0, c.context);
   const int64_t edges[] = {0,          1,          63,        64,       65,   c.topk - 1, c.topk,
                            c.topk + 1, c.topk * 2, c.context, most - 1, most, -5,         c.context + c.spare + 700};
-  const int64_t longest = random.between(0, c.rows - 1);
-  for (int64_t r = 0; r < c.rows; ++r) {
+  const int64_t longest = random.between(0, ends_in(c) - 1);
+  for (int64_t r = 0; r < ends_in(c); ++r) {
     int64_t end = most;
     switch (c.lengths) {
       case Lengths::equal: break;
@@ -189,12 +191,12 @@ DecodeData make_data(const DecodeCase& c) {
   const int64_t heads = c.heads + pad * 4, columns = pages_of(c.context + c.spare, c), width = columns + pad * 5;
   DecodeData d;
   const Array q(DType::f8_e4m3fn, {c.rows, heads, kDim}), weights(DType::f32, {c.rows, heads});
-  const Array table(DType::i32, {c.rows, width}), memory(DType::u8, {pages, page_stride(c)});
+  const Array table(DType::i32, {requests_of(c), width}), memory(DType::u8, {pages, page_stride(c)});
   d.q = q.seen_as(tensor(q.as<uint8_t>(), DType::f8_e4m3fn, {c.rows, c.heads, kDim}, {heads * kDim, kDim, 1}));
   d.weights = weights.seen_as(tensor(weights.as<uint8_t>(), DType::f32, {c.rows, c.heads}, {heads, 1}));
-  d.table = table.seen_as(tensor(table.as<uint8_t>(), DType::i32, {c.rows, columns}, {width, 1}));
+  d.table = table.seen_as(tensor(table.as<uint8_t>(), DType::i32, {requests_of(c), columns}, {width, 1}));
   d.pages = memory.seen_as(tensor(memory.as<uint8_t>(), DType::u8, {pages, page_bytes(c)}, {page_stride(c), 1}));
-  d.ends = Array(DType::i32, {c.rows});
+  d.ends = Array(DType::i32, {ends_in(c)});
   std::vector<int32_t> order(static_cast<size_t>(pages));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   random.shuffle(order);
@@ -205,6 +207,7 @@ DecodeData make_data(const DecodeCase& c) {
   return d;
 }
 
+int64_t ends_in(const DecodeCase& c) { return c.of_requests ? requests_of(c) : c.rows; }
 int64_t step_of(const DecodeCase& c) { return c.topk + (c.padded ? 3 : 0); }
 size_t outputs_of(const DecodeCase& c) { return static_cast<size_t>(c.rows * step_of(c)); }
 
@@ -213,7 +216,7 @@ PagedMqaTopk call_over(const DecodeCase& c, const DecodeViews& views, void* indi
   args.q.values = views.q, args.q.weights = views.weights;
   args.keys.cache = {views.pages, KeyFormat::fp8, Layout::planar, c.page_size, kDim};
   args.keys.block_table = views.table;
-  args.rows.count = c.rows, args.rows.max_len = c.max_len;
+  args.rows.count = c.rows, args.rows.max_len = c.max_len, args.rows.next_n = c.next_n;
   (c.length_form ? args.rows.length : args.rows.end) = views.ends;
   args.topk = c.topk;
   args.out.indices = tensor(indices, DType::i32, {c.rows, c.topk}, {step_of(c), 1});

@@ -47,6 +47,8 @@ enum class Holes : int32_t { none, some, first, last, most, rows };
 
 struct DecodeCase {
   int64_t rows = 1, context = 1000;  ///< context: keys that the longest row has
+  int32_t next_n = 0;                ///< rows of a request (0: one), which share a row of the table
+  bool of_requests = false;          ///< ends are those of the requests' newest rows
   int32_t topk = 64, heads = 32, page_size = 64;
   int32_t scales = 0;
   Codes codes = Codes::equal;
@@ -68,6 +70,8 @@ struct DecodeData {
 DecodeData make_data(const DecodeCase& c);
 /// Lengths for the turn-th call with the same other memory.
 void draw_ends(const DecodeCase& c, uint64_t turn, int32_t* ends);
+/// How many ends the call is given.
+int64_t ends_in(const DecodeCase& c);
 /// Columns from one row of indices to the next.
 int64_t step_of(const DecodeCase& c);
 /// Elements of the whole output.

@@ -28,8 +28,8 @@ std::string difference(const DecodeCase& c, const char* what, const Answer& want
   if (at.first == want.end()) return {};
   const auto i = static_cast<int64_t>(at.first - want.begin()), row = i / step_of(c);
   std::ostringstream s;
-  s << what << ": row " << row << " of length " << ends[row] << ", column " << i % step_of(c) << ": " << *at.second
-    << " instead of " << *at.first;
+  s << what << ": row " << row << " of length " << ends[row * ends_in(c) / c.rows] << ", column " << i % step_of(c)
+    << ": " << *at.second << " instead of " << *at.first;
   return s.str();
 }
 
@@ -217,6 +217,26 @@ TEST_P(Decode, FewSms) {
   }
 }
 
+TEST_P(Decode, SeveralRowsOfARequest) {
+  Tally tally("decode, several rows of a request");
+  uint64_t seed = 400;
+  for (const int32_t next_n : {2, 3, 4, 8}) {
+    for (const int64_t requests : {1, 5, 16, 48}) {
+      for (const bool of_requests : {false, true}) {
+        DecodeCase c;
+        c.rows = requests * next_n, c.next_n = next_n, c.of_requests = of_requests, c.topk = 512;
+        c.context = requests == 16  ? 3000
+                    : requests < 16 ? 20000
+                                    : 9000,
+        c.lengths = seed % 2 == 0 ? Lengths::equal : Lengths::edges;
+        c.heads = kHeads[seed % 5], c.codes = Codes::normal, c.seed = seed++;
+        if (seed % 3 == 0) c.holes = Holes::some;
+        expect(c, tally);
+      }
+    }
+  }
+}
+
 /// About as many contexts below 2^n as between 2^n and 2^(n + 1).
 int64_t draw_context() {
   const int64_t power = draw(0, 15), keys = draw(int64_t{1} << power, int64_t{2} << power);
@@ -230,6 +250,8 @@ TEST_P(Decode, Drawn) {
   property("the plainest decode call equals the one that asks for more", cases, [&] {
     DecodeCase c;
     c.rows = draw_of({1, 2, 3, 4, 7, 16, 33, 64, 128}), c.context = draw_context();
+    c.next_n = draw_of({0, 0, 0, 1, 2, 4, 8});
+    if (c.next_n > 1) c.rows = (c.rows + c.next_n - 1) / c.next_n * c.next_n;
     c.topk = draw_of({1, 7, 64, 512, 2048, 2048}), c.heads = draw_of({8, 24, 32, 40, 64});
     if (draw_flag(8)) c.topk = static_cast<int32_t>(std::min<int64_t>(c.context + draw(1, 70), 3000));
     c.page_size = draw_of({64, 128, 256}), c.scales = static_cast<int32_t>(draw(0, kNumScales - 1));
@@ -238,7 +260,8 @@ TEST_P(Decode, Drawn) {
     if (draw_flag(3)) c.holes = draw_of({Holes::some, Holes::first, Holes::last, Holes::most, Holes::rows});
     if (draw_flag(3)) c.spare = draw(1, 3000);
     if (draw_flag(4)) c.max_len = draw(1, c.context);
-    c.length_form = draw_flag(), c.padded = draw_flag(4);
+    c.length_form = draw_flag(), c.of_requests = c.next_n > 1 && !c.length_form && draw_flag();
+    c.padded = draw_flag(4);
     c.fill = draw_of({Fill::minus_one, Fill::minus_one, Fill::value, Fill::repeat});
     if (draw_flag(3)) c.max_sms = draw_of({1, 17, 78, 131});
     c.seed = static_cast<uint64_t>(draw(1, 1000000));

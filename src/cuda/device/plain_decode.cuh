@@ -10,13 +10,24 @@ namespace topkey::cuda {
 struct PlainDecode {
   const uint8_t* q;       ///< e4m3 [rows, heads, 128]
   const float* weights;   ///< [rows, heads]
-  const int32_t* ends;    ///< [rows]
-  const int32_t* table;   ///< page ids
+  const int32_t* ends;    ///< [rows], or of each request's newest row, if ends_n > 1
+  const int32_t* table;   ///< page ids [rows / table_n, ...]
   const uint8_t* scales;  ///< of page 0
   int32_t* out;           ///< [rows, columns]
   int64_t q_row, q_head, w_row, table_row, page_stride, out_row;
   int32_t rows, heads, topk, columns, max_len, num_pages, page_shift, fill;
-  uint32_t blocks;  ///< that share a row (decode_short_sm90.cu)
+  int32_t ends_n, table_n;  ///< rows of one end, and of one row of the table
+  uint32_t blocks;          ///< that share a row (decode_short_sm90.cu)
 };
+
+/// Where row r ends, before any limit; negative or 0: nowhere.
+__device__ __forceinline__ int32_t end_of_row(const PlainDecode& job, int32_t r) {
+  if (job.ends_n <= 1) return __ldg(job.ends + r);
+  const int32_t request = r / job.ends_n, newest = __ldg(job.ends + request);
+  return max(newest, 0) - job.ends_n + 1 + (r - request * job.ends_n);
+}
+__device__ __forceinline__ const int32_t* pages_of_row(const PlainDecode& job, int32_t r) {
+  return job.table + (job.table_n > 1 ? r / job.table_n : r) * job.table_row;
+}
 
 }  // namespace topkey::cuda
