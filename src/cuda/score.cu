@@ -94,29 +94,32 @@ __device__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoo
   __syncthreads();
 }
 
-/// Lane c of the four that share keys g, g + 8, ... knows key c of them; this is where it stands among its warp's keys.
+/// Keys that one lane of the four which share g, g + 8, ... knows: lane c of them c, and of four tiles c + 4.
 template <int kTiles>
-__device__ __forceinline__ uint32_t own_offset() {
-  const uint32_t lane = threadIdx.x & 31, c = lane & 3;
-  return (kTiles == 2 ? (c >> 1) * 16 : 0) + (c & 1) * 8 + lane / 4;
+constexpr int kOwn = kTiles > 2 ? kTiles / 2 : 1;
+/// Where key i of these stands among its warp's keys.
+__device__ __forceinline__ uint32_t offset_of(int i) {
+  return static_cast<uint32_t>(i / 2 * 16 + i % 2 * 8) + (threadIdx.x & 31) / 4;
 }
 
-/// This warp's keys to its registers; `own` is this lane's key if it has one. Returns a bit for each of the lane's keys:
-/// one of its codes is NaN, and its products do not say so.
+/// This warp's keys to its registers; `own` are this lane's keys if it has any. Returns a bit for each of the four lanes'
+/// keys: one of its codes is NaN, and its products do not say so.
 template <class Codes, Fit kFit, int kTiles, int kSteps>
-__device__ __forceinline__ uint32_t fetch_keys(const ScoreJob& job, const KeyBytes& own,
+__device__ __forceinline__ uint32_t fetch_keys(const ScoreJob& job, const OwnKey (&own)[kOwn<kTiles>],
                                                KeyTile<kTiles, kSteps>& tile) {
-  const auto all = [](const uint8_t* mine, const uint8_t*(&to)[2 * kTiles]) {
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      to[i] = reinterpret_cast<const uint8_t*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), (threadIdx.x & 28) + i));
-    }
-  };
   // Where there is no key, the facts are read in its place: they are there, aligned and long enough with what follows.
   const uint8_t* nothing = reinterpret_cast<const uint8_t*>(job.p.facts);
+  const auto all = [&](bool scales, const uint8_t*(&to)[2 * kTiles]) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const KeyBytes& bytes = own[i / 4].bytes;
+      const uint8_t* mine = bytes.values == nullptr ? nothing : scales ? bytes.scale : bytes.values;
+      to[i] = reinterpret_cast<const uint8_t*>(
+          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), (threadIdx.x & 28) + i % 4));
+    }
+  };
   const uint8_t* rows[2 * kTiles];
-  all(own.values != nullptr ? own.values : nothing, rows);
+  all(false, rows);
   Tiled<2 * kTiles> tiled{};
   if constexpr (kFit == Fit::tiled) {
     const PageLayout& layout = job.p.keys.layout;
@@ -126,7 +129,7 @@ __device__ __forceinline__ uint32_t fetch_keys(const ScoreJob& job, const KeyByt
   }
   if constexpr (Codes::kBlockScales) {
     const uint8_t* scales[2 * kTiles];
-    all(own.values != nullptr ? own.scale : nothing, scales);
+    all(true, scales);
     load_scaled_keys<Codes, kFit>(tile, rows, scales, job.p.keys.head_dim, tiled);
     return 0;
   } else {
@@ -134,55 +137,87 @@ __device__ __forceinline__ uint32_t fetch_keys(const ScoreJob& job, const KeyByt
   }
 }
 
-/// One piece of work: this warp's keys for all rows of the piece.
+/// What this lane's key is multiplied with behind the head sum.
+template <class Codes>
+__device__ __forceinline__ float outer_scale(const OwnKey& key) {
+  if constexpr (Codes::kBlockScales) return Codes::kUp;
+  if (!Codes::kOuterScale || key.bytes.values == nullptr) return 1.0f;
+  return __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
+}
+
+/// One piece of work: this warp's keys for all rows of the piece. kTiles 4: all heads' queries of all rows are in shared
+/// memory, and they are a multiple of 16.
 template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
                             float* weights) {
+  constexpr bool kWide = kTiles == 4;
   const int lane = threadIdx.x & 31, c = lane & 3, steps = steps_of(job), pairs = pairs_of(job);
-  const uint32_t offset = threadIdx.x / 32 * 16 * kTiles + own_offset<kTiles>();
+  const uint32_t first_offset = threadIdx.x / 32 * 16 * kTiles;
   const bool owner = c < 2 * kTiles;
-  OwnKey key{0, {nullptr, nullptr}, false};
-  if (owner) key = own_key(job, room.span, room.facts, piece, tile_row, offset);
-  const bool blocked = job.head_block < job.head_tiles;  // queries come in parts: all warps must walk along
-  if (!blocked && !__any_sync(~0u, key.inside)) return;
-  float kscale = 1.0f;
-  if constexpr (Codes::kBlockScales) kscale = Codes::kUp;
-  if (Codes::kOuterScale && key.bytes.values != nullptr)
-    kscale = __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
+  OwnKey own[kOwn<kTiles>];
+  bool inside = false;
+#pragma unroll
+  for (int o = 0; o < kOwn<kTiles>; ++o) {
+    own[o] = {0, {nullptr, nullptr}, false};
+    if (owner) own[o] = own_key(job, room.span, room.facts, piece, tile_row, first_offset + offset_of(c + 4 * o));
+    inside = inside || own[o].inside;
+  }
+  // Queries come in parts: all warps must walk along.
+  const bool blocked = !kWide && job.head_block < job.head_tiles;
+  if (!blocked && !__any_sync(~0u, inside)) return;
+  float kscale[kOwn<kTiles>];
+#pragma unroll
+  for (int o = 0; o < kOwn<kTiles>; ++o) kscale[o] = outer_scale<Codes>(own[o]);
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = fetch_keys<Codes, kFit>(job, key.bytes, tile);
+  const uint32_t bad = fetch_keys<Codes, kFit>(job, own, tile);
   for (int r = piece.first; r < piece.last; ++r) {
     const RowFact& f = room.facts[r];
-    const int64_t index = owner ? index_in(job, room.span, f, piece, key, offset) : -1;
-    const bool wanted = __any_sync(~0u, index >= 0);
+    int64_t index[kOwn<kTiles>];
+    bool some = false;
+#pragma unroll
+    for (int o = 0; o < kOwn<kTiles>; ++o) {
+      const uint32_t offset = first_offset + offset_of(c + 4 * o);
+      index[o] = owner ? index_in(job, room.span, f, piece, own[o], offset) : -1;
+      some = some || index[o] >= 0;
+    }
+    const bool wanted = __any_sync(~0u, some);
     float sums[kTiles][2] = {};
-    for (int first = 0; first < job.head_tiles; first += job.head_block) {
-      const int last = min(first + job.head_block, job.head_tiles);
-      if (blocked) {
-        __syncthreads();
-        load_queries<Codes>(job, job.group.first_row + tile_row + r, 1, first, last, q, weights);
-        __syncthreads();
-      }
-      const int at = blocked ? 0 : r * job.head_block;
+    if constexpr (kWide) {
+      const int at = r * job.head_tiles;
       if (wanted && f.scored)
-        add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last, job.heads,
-                                                    steps, sums);
+        add_whole_heads<Codes::kHalf>(tile, q + at * (kSteps / 2) * 32, weights + at * 8, job.head_tiles, sums);
+    } else {
+      for (int first = 0; first < job.head_tiles; first += job.head_block) {
+        const int last = min(first + job.head_block, job.head_tiles);
+        if (blocked) {
+          __syncthreads();
+          load_queries<Codes>(job, job.group.first_row + tile_row + r, 1, first, last, q, weights);
+          __syncthreads();
+        }
+        const int at = blocked ? 0 : r * job.head_block;
+        if (wanted && f.scored)
+          add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last,
+                                                      job.heads, steps, sums);
+      }
     }
     if (!wanted) continue;
-    float sum = 0.0f;
+    float sum[kOwn<kTiles>] = {};
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
       const float joined = join_heads(sums[i / 2][i % 2]);
-      if (c == i) sum = joined;
+      if (c == i % 4) sum[i / 4] = joined;
     }
-    if (Codes::kOuterScale || Codes::kBlockScales) sum = sum * kscale;
-    if (bad >> c & 1u) sum = __uint_as_float(kCanonicalNan);
-    if (index >= 0) put_score(job, tile_row + r, key, index, f.scored ? sum : 0.0f);
+#pragma unroll
+    for (int o = 0; o < kOwn<kTiles>; ++o) {
+      if (Codes::kOuterScale || Codes::kBlockScales) sum[o] = sum[o] * kscale[o];
+      if (bad >> (c + 4 * o) & 1u) sum[o] = __uint_as_float(kCanonicalNan);
+      if (index[o] >= 0) put_score(job, tile_row + r, own[o], index[o], f.scored ? sum[o] : 0.0f);
+    }
   }
 }
 
 template <class Codes, Fit kFit, int kTiles, int kSteps>
-__global__ __launch_bounds__(128, 3) void score_mma(const __grid_constant__ ScoreJob job) {
+__global__ __launch_bounds__(128, kTiles == 4 ? 2 : 3) void score_mma(const __grid_constant__ ScoreJob job) {
   extern __shared__ uint4 memory[];
   __shared__ TileRoom room;
   const int pairs = pairs_of(job);
@@ -218,9 +253,12 @@ struct Choice {
   Kernel kernel;
   int tiles;
 };
+/// wide: several rows share their keys' reads, and their queries fit whole.
 template <class Codes>
-Choice choose(int dim, bool words) {
+Choice choose(int dim, bool words, bool wide) {
   if (dim % 16 != 0 || !words) return {score_mma<Codes, Fit::ragged, 1, 16>, 1};
+  if (dim == 64 && wide) return {score_mma<Codes, Fit::exact, 4, 4>, 4};
+  if (dim == 128 && wide) return {score_mma<Codes, Fit::exact, 4, 8>, 4};
   if (dim == 64) return {score_mma<Codes, Fit::exact, 2, 4>, 2};
   if (dim == 128) return {score_mma<Codes, Fit::exact, 2, 8>, 2};
   return {score_mma<Codes, Fit::steps, 1, 16>, 1};
@@ -229,7 +267,8 @@ Choice choose(int dim, bool words) {
 #define TOPKEY_ENTRY(...) \
   { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048 }
 #define TOPKEY_ENTRIES(Codes)                                                   \
-  TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), \
+  TOPKEY_ENTRY(Codes, Fit::exact, 4, 4), TOPKEY_ENTRY(Codes, Fit::exact, 4, 8), \
+      TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), \
       TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRY(Fp8Codes, Fit::tiled, 1, 16),
@@ -266,18 +305,18 @@ bool on_tensor_cores(KeyFormat format, DType q) {
          (format == KeyFormat::f16 && q == DType::f16);
 }
 
-Choice choose(const KeySource& keys) {
+Choice choose(const KeySource& keys, bool wide) {
   if (keys.layout.tile > 0) {
     if (keys.format == KeyFormat::mxfp4) return {score_mma<Mxfp4Codes, Fit::tiled, 1, 16>, 1};
     if (keys.format == KeyFormat::fp8) return {score_mma<Fp8Codes, Fit::tiled, 1, 16>, 1};
     return {score_mma<FnuzCodes, Fit::tiled, 1, 16>, 1};
   }
   switch (keys.format) {
-    case KeyFormat::fp8: return choose<Fp8Codes>(keys.head_dim, keys.words);
-    case KeyFormat::fp8_fnuz: return choose<FnuzCodes>(keys.head_dim, keys.words);
-    case KeyFormat::mxfp4: return choose<Mxfp4Codes>(keys.head_dim, keys.words);
-    case KeyFormat::bf16: return choose<Bf16Codes>(keys.head_dim, keys.words);
-    default: return choose<F16Codes>(keys.head_dim, keys.words);
+    case KeyFormat::fp8: return choose<Fp8Codes>(keys.head_dim, keys.words, wide);
+    case KeyFormat::fp8_fnuz: return choose<FnuzCodes>(keys.head_dim, keys.words, wide);
+    case KeyFormat::mxfp4: return choose<Mxfp4Codes>(keys.head_dim, keys.words, wide);
+    case KeyFormat::bf16: return choose<Bf16Codes>(keys.head_dim, keys.words, wide);
+    default: return choose<F16Codes>(keys.head_dim, keys.words, wide);
   }
 }
 
@@ -288,13 +327,13 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   const bool mma = !hopper && on_tensor_cores(params.keys.format, params.q.values.dtype);
   const int steps = (params.keys.head_dim + 15) / 16;
   Choice choice{};
-  if (mma) {
-    fit_queries(job, steps);
-    choice = choose(params.keys);
-    job.piece = static_cast<uint32_t>(64 * choice.tiles);
-  }
+  if (mma) fit_queries(job, steps);
   if (hopper) job.tile_rows = tile_rows_sm90(job.heads), job.piece = 64;
   job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));
+  if (mma) {
+    choice = choose(params.keys, job.tile_rows > 1 && job.head_block == job.head_tiles && job.heads % 16 == 0);
+    job.piece = static_cast<uint32_t>(64 * choice.tiles);
+  }
   cut_work<<<1, kSelectThreads, 0, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("cut_work");
   const int64_t most = group.count * ((int64_t{group.chunk} + job.piece - 1) / job.piece);
@@ -305,7 +344,9 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   }
   const size_t shared = static_cast<size_t>(job.tile_rows) * static_cast<size_t>(job.head_block) *
                         static_cast<size_t>((steps + 1) / 2 * 32 * 16 + 32);
-  const int fit = static_cast<int>(std::min<size_t>(kBlocksOfRegisters, kSharedOfSm / (shared + 2048)));
+  const size_t shared_of_sm = static_cast<size_t>(launch.shared_bytes()) + 1024;
+  const size_t resident = choice.tiles == 4 ? kWideBlocksOfRegisters : kBlocksOfRegisters;
+  const int fit = static_cast<int>(std::min(resident, shared_of_sm / (shared + sizeof(TileRoom) + 1024)));
   choice.kernel<<<launch.blocks(most, std::max(fit, 1)), 128, shared, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("score_mma");
 }

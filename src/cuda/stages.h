@@ -35,6 +35,7 @@ KernelList decode_kernels();
 KernelList prefill_kernels();
 KernelList pick_kernels();
 KernelList pick_quick_kernels();
+KernelList pick_stream_kernels();
 KernelList pick_sm90_kernels();
 KernelList merge_kernels();
 KernelList logits_kernels();
@@ -43,10 +44,11 @@ KernelList quantize_kernels();
 KernelList cache_kernels();
 KernelList pool_kernels();
 
-inline std::array<KernelList, 15> kernel_lists() {
-  return {look_kernels(),       score_kernels(),     score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
-          pick_quick_kernels(), pick_sm90_kernels(), decode_kernels(),    prefill_kernels(),    merge_kernels(),
-          logits_kernels(),     rows_kernels(),      quantize_kernels(),  cache_kernels(),      pool_kernels()};
+inline std::array<KernelList, 16> kernel_lists() {
+  return {look_kernels(),   score_kernels(),      score_f32_kernels(),   score_sm90_kernels(),
+          pick_kernels(),   pick_quick_kernels(), pick_stream_kernels(), pick_sm90_kernels(),
+          decode_kernels(), prefill_kernels(),    merge_kernels(),       logits_kernels(),
+          rows_kernels(),   quantize_kernels(),   cache_kernels(),       pool_kernels()};
 }
 
 }  // namespace topkey::cuda

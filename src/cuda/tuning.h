@@ -24,6 +24,9 @@ constexpr int64_t kPartEntries = 1 << 20;
 constexpr int kUsualCluster = 8;
 /// Of such blocks, for each SM, in a grid at most; further rows are taken in turns.
 constexpr int kClustersPerSm = 1 << 15;
+/// Rows, and scores of each, from which a thread block picks from a whole row in one reading (pick_stream.cu).
+constexpr int64_t kStreamRows = 32;
+constexpr int64_t kStreamKeys = 16384;
 /// Candidate ids kept at a time.
 constexpr int64_t kIdEntries = 1 << 20;
 /// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.
@@ -38,9 +41,12 @@ constexpr int kMergeBytes = 83 * 1024;
 constexpr int kSharedBytes = 99 * 1024;
 /// Of it for queries in the score kernel: two blocks of 128 threads fit an SM.
 constexpr int kQueryBytes = 72 * 1024;
-/// Of an SM, for several blocks; and how many blocks of the score kernel its registers hold (128 threads of 168).
+/// Of an SM, for several blocks.
 constexpr size_t kSharedOfSm = 200 * 1024;
+/// How many blocks of the score kernel an SM's registers hold: of 128 threads with 168 registers, or with 255 where a warp
+/// has 64 keys in them in place of 32.
 constexpr size_t kBlocksOfRegisters = 3;
+constexpr size_t kWideBlocksOfRegisters = 2;
 /// Query rows that share one read of their keys.
 constexpr int kMaxTileRows = 8;
 
