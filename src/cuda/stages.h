@@ -41,14 +41,16 @@ KernelList merge_kernels();
 KernelList logits_kernels();
 KernelList rows_kernels();
 KernelList quantize_kernels();
+KernelList claim_kernels();
 KernelList cache_kernels();
+KernelList gather_kernels();
 KernelList pool_kernels();
 
-inline std::array<KernelList, 16> kernel_lists() {
-  return {look_kernels(),   score_kernels(),      score_f32_kernels(),   score_sm90_kernels(),
-          pick_kernels(),   pick_quick_kernels(), pick_stream_kernels(), pick_sm90_kernels(),
-          decode_kernels(), prefill_kernels(),    merge_kernels(),       logits_kernels(),
-          rows_kernels(),   quantize_kernels(),   cache_kernels(),       pool_kernels()};
+inline std::array<KernelList, 18> kernel_lists() {
+  return {look_kernels(),       score_kernels(),       score_f32_kernels(), score_sm90_kernels(), pick_kernels(),
+          pick_quick_kernels(), pick_stream_kernels(), pick_sm90_kernels(), decode_kernels(),     prefill_kernels(),
+          merge_kernels(),      logits_kernels(),      rows_kernels(),      quantize_kernels(),   cache_kernels(),
+          pool_kernels(),       claim_kernels()};
 }
 
 }  // namespace topkey::cuda

@@ -25,6 +25,16 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
+/// Behind it the number is there.
+__device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+/// float_to_e4m3 of a number that is no NaN, by the hardware.
+__device__ __forceinline__ uint32_t e4m3_of(float x) {
+  uint32_t two;
+  asm("{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, %1, %2; cvt.u32.u16 %0, t; }" : "=r"(two) : "f"(0.0f), "f"(x));
+  return two;
+}
+#endif
 /// x <= 0 ? 0 : x; NaN stays NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;
