@@ -87,6 +87,10 @@ __global__ __launch_bounds__(128, 10) void store_vectors(const __grid_constant__
   for (uint32_t row = blockIdx.x * 4 + threadIdx.x / 32; row < job.rows; row += gridDim.x * 4) {
     const int64_t slot = job.slots[row];
     const int64_t position = job.recipe.rope_dim > 0 ? job.recipe.positions[row] : 0;
+    // What comes_again will ask, while memory is waited for anyway.
+    const uint32_t later = row + 1 + lane_id();
+    if (job.claims.rows == nullptr && later < job.rows)
+      wait_for(job.slots[later] ^ (later + 32 < job.rows ? job.slots[later + 32] : 0) ^ position);
     RawLine<kEach> k;
     k.read(job.k, row);
     if (slot >= job.slot_count && lane_id() == 0) count(job.stats, kSkippedSlots, 1);

@@ -21,6 +21,12 @@ namespace {
 /// Rows that one cluster of at most 8 thread blocks takes, a warp each.
 constexpr int64_t kRowsAtOnce = 64;
 
+/// Not inlined: rarely asked.
+template <class Kind>
+__device__ __noinline__ bool can_be_made(const Kind& kind, int64_t row, int64_t* sources) {
+  return kind.wants(row) && kind.collect(row, sources) > 0;
+}
+
 /// True if a later row that can be made has the same slot: of equal slots the last key row is stored, whole. Where a later
 /// row has it, its tokens are looked for in `sources`, and *used is set. The table knows the last row that has the slot,
 /// whether it can be made or not.
@@ -31,11 +37,11 @@ __device__ bool made_again(const Kind& kind, int64_t row, int64_t rows, int64_t 
   if (claims.rows != nullptr && claims.is_last(slots_of, static_cast<uint32_t>(row), slot)) return false;
   for (int64_t base = row + 1; base < rows; base += 32) {
     const int64_t i = base + lane_id();
-    unsigned same = __ballot_sync(kWarp, i < rows && integer(kind.c.slot_mapping, i) == slot);
+    unsigned same = __ballot_sync(kWarp, i < rows && slots_of(i) == slot);
     for (; same != 0; same &= same - 1) {
       const int64_t later = base + __ffs(static_cast<int>(same)) - 1;
       *used = true;
-      if (kind.wants(later) && kind.collect(later, sources) > 0) return true;
+      if (can_be_made(kind, later, sources)) return true;
     }
   }
   return false;
@@ -57,9 +63,9 @@ __device__ void make_row(const Kind& kind, int64_t row, int64_t rows, int64_t* s
   if (count == 0) return;
   bool used = false;
   if (made_again(kind, row, rows, slot, sources, &used)) return;
-  if (used) kind.collect(row, sources);
-  const int64_t offset = slot % c.cache.page_size;
-  uint8_t* page = static_cast<uint8_t*>(c.cache.pages.data) + slot / c.cache.page_size * c.cache.pages.stride[0];
+  if (used) can_be_made(kind, row, sources);
+  const int64_t number = quotient(slot, c.cache.page_size), offset = slot - number * c.cache.page_size;
+  uint8_t* page = static_cast<uint8_t*>(c.cache.pages.data) + number * c.cache.pages.stride[0];
   if constexpr (kEach > 0) {
     Rotation<kEach> rotation{};
     if (c.vectors.rope_dim > 0) rotation.read(c.vectors, position);

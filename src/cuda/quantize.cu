@@ -84,7 +84,8 @@ __global__ __launch_bounds__(128, 10) void quantize_query_vectors(const __grid_c
     RawLine<kEach> raw;
     raw.read(q, 0);
     RawLine<1> w;
-    w.read_one(weight.data, weight.dtype, 0, 0);
+    w.bits[0] = weight.dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight.data)
+                                           : *reinterpret_cast<const uint16_t*>(weight.data);
     Rotation<kEach> rotation{};
     if (job.recipe.rope_dim > 0) rotation.read(job.recipe, position);
     float x[kEach];

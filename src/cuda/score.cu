@@ -145,46 +145,82 @@ __device__ __forceinline__ float outer_scale(const OwnKey& key) {
   return __uint_as_float(load_word(key.bytes.scale, reinterpret_cast<uint64_t>(key.bytes.scale) % 4 == 0));
 }
 
+/// This lane's keys of a piece, for whoever holds any.
+template <int kTiles>
+struct OwnKeys {
+  OwnKey key[kOwn<kTiles>];
+  int64_t index[kOwn<kTiles>];  ///< in the row at hand; -1: it does not look at the key
+  float scale[kOwn<kTiles>];
+  uint32_t first;  ///< where the warp's keys stand in the piece
+
+  __device__ static bool holds() { return (threadIdx.x & 3) < 2 * kTiles; }
+  __device__ __forceinline__ uint32_t offset(int o) const { return first + offset_of((threadIdx.x & 3) + 4 * o); }
+  /// False where none of the warp's keys is there.
+  __device__ __forceinline__ bool find(const ScoreJob& job, const TileRoom& room, const Piece& piece,
+                                       int64_t tile_row) {
+    first = threadIdx.x / 32 * 16 * kTiles;
+    bool inside = false;
+#pragma unroll
+    for (int o = 0; o < kOwn<kTiles>; ++o) {
+      key[o] = {0, {nullptr, nullptr}, false};
+      if (holds()) key[o] = own_key(job, room.span, room.facts, piece, tile_row, offset(o));
+      inside = inside || key[o].inside;
+    }
+    return __any_sync(~0u, inside);
+  }
+  /// Whether the row looks at any of the warp's keys.
+  __device__ __forceinline__ bool enter_row(const ScoreJob& job, const TileRoom& room, const Piece& piece, int r) {
+    bool some = false;
+#pragma unroll
+    for (int o = 0; o < kOwn<kTiles>; ++o) {
+      index[o] = holds() ? index_in(job, room.span, room.facts[r], piece, key[o], offset(o)) : -1;
+      some = some || index[o] >= 0;
+    }
+    return __any_sync(~0u, some);
+  }
+};
+
+/// A row's finished sums of this warp's keys to where scores go. bad: see fetch_keys.
+template <class Codes, int kTiles>
+__device__ __forceinline__ void put_sums(const ScoreJob& job, const OwnKeys<kTiles>& own, int64_t group_row,
+                                         bool scored, const float (&sums)[kTiles][2], uint32_t bad) {
+  const int c = threadIdx.x & 3;
+  float sum[kOwn<kTiles>] = {};
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const float joined = join_heads(sums[i / 2][i % 2]);
+    if (c == i % 4) sum[i / 4] = joined;
+  }
+#pragma unroll
+  for (int o = 0; o < kOwn<kTiles>; ++o) {
+    if (Codes::kOuterScale || Codes::kBlockScales) sum[o] = sum[o] * own.scale[o];
+    if (bad >> (c + 4 * o) & 1u) sum[o] = __uint_as_float(kCanonicalNan);
+    if (own.index[o] >= 0) put_score(job, group_row, own.key[o], own.index[o], scored ? sum[o] : 0.0f);
+  }
+}
+
 /// One piece of work: this warp's keys for all rows of the piece. kTiles 4: all heads' queries of all rows are in shared
 /// memory, and they are a multiple of 16.
 template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
                             float* weights) {
   constexpr bool kWide = kTiles == 4;
-  const int lane = threadIdx.x & 31, c = lane & 3, steps = steps_of(job), pairs = pairs_of(job);
-  const uint32_t first_offset = threadIdx.x / 32 * 16 * kTiles;
-  const bool owner = c < 2 * kTiles;
-  OwnKey own[kOwn<kTiles>];
-  bool inside = false;
-#pragma unroll
-  for (int o = 0; o < kOwn<kTiles>; ++o) {
-    own[o] = {0, {nullptr, nullptr}, false};
-    if (owner) own[o] = own_key(job, room.span, room.facts, piece, tile_row, first_offset + offset_of(c + 4 * o));
-    inside = inside || own[o].inside;
-  }
+  const int steps = steps_of(job), pairs = pairs_of(job);
+  OwnKeys<kTiles> own;
+  const bool inside = own.find(job, room, piece, tile_row);
   // Queries come in parts: all warps must walk along.
   const bool blocked = !kWide && job.head_block < job.head_tiles;
-  if (!blocked && !__any_sync(~0u, inside)) return;
-  float kscale[kOwn<kTiles>];
+  if (!blocked && !inside) return;
 #pragma unroll
-  for (int o = 0; o < kOwn<kTiles>; ++o) kscale[o] = outer_scale<Codes>(own[o]);
+  for (int o = 0; o < kOwn<kTiles>; ++o) own.scale[o] = outer_scale<Codes>(own.key[o]);
   KeyTile<kTiles, kSteps> tile;
-  const uint32_t bad = fetch_keys<Codes, kFit>(job, own, tile);
+  const uint32_t bad = fetch_keys<Codes, kFit>(job, own.key, tile);
   for (int r = piece.first; r < piece.last; ++r) {
-    const RowFact& f = room.facts[r];
-    int64_t index[kOwn<kTiles>];
-    bool some = false;
-#pragma unroll
-    for (int o = 0; o < kOwn<kTiles>; ++o) {
-      const uint32_t offset = first_offset + offset_of(c + 4 * o);
-      index[o] = owner ? index_in(job, room.span, f, piece, own[o], offset) : -1;
-      some = some || index[o] >= 0;
-    }
-    const bool wanted = __any_sync(~0u, some);
+    const bool wanted = own.enter_row(job, room, piece, r), scored = room.facts[r].scored;
     float sums[kTiles][2] = {};
     if constexpr (kWide) {
       const int at = r * job.head_tiles;
-      if (wanted && f.scored)
+      if (wanted && scored)
         add_whole_heads<Codes::kHalf>(tile, q + at * (kSteps / 2) * 32, weights + at * 8, job.head_tiles, sums);
     } else {
       for (int first = 0; first < job.head_tiles; first += job.head_block) {
@@ -195,24 +231,12 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
           __syncthreads();
         }
         const int at = blocked ? 0 : r * job.head_block;
-        if (wanted && f.scored)
+        if (wanted && scored)
           add_heads<Codes::kHalf, kFit == Fit::exact>(tile, q + at * pairs * 32, weights + at * 8, first, last,
                                                       job.heads, steps, sums);
       }
     }
-    if (!wanted) continue;
-    float sum[kOwn<kTiles>] = {};
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const float joined = join_heads(sums[i / 2][i % 2]);
-      if (c == i % 4) sum[i / 4] = joined;
-    }
-#pragma unroll
-    for (int o = 0; o < kOwn<kTiles>; ++o) {
-      if (Codes::kOuterScale || Codes::kBlockScales) sum[o] = sum[o] * kscale[o];
-      if (bad >> (c + 4 * o) & 1u) sum[o] = __uint_as_float(kCanonicalNan);
-      if (index[o] >= 0) put_score(job, tile_row + r, own[o], index[o], f.scored ? sum[o] : 0.0f);
-    }
+    if (wanted) put_sums<Codes>(job, own, tile_row + r, scored, sums, bad);
   }
 }
 

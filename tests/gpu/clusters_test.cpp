@@ -108,14 +108,11 @@ TEST_P(Clusters, FewSms) {
 TEST_P(Clusters, ManyLongRows) {
   Tally tally("clusters, many long rows");
   for (const Pattern pattern : all_patterns()) {
-    check(GetParam(), {40, 20000, 2048, 1, 8}, pattern, Windows::whole, tally);
-    check(GetParam(), {32, 16384, 300, 0, 8}, pattern, Windows::whole, tally);
-    check(GetParam(), {35, 30000, 2048, 3, 5}, pattern, Windows::ragged, tally);
+    check(GetParam(), {32, 16401, 2048, 1, 8}, pattern, Windows::whole, tally);
+    check(GetParam(), {33, 20000, 300, 3, 5}, pattern, Windows::ragged, tally);
   }
-  for (const Pattern pattern : {Pattern::normal, Pattern::decoy, Pattern::all_equal, Pattern::nans}) {
-    check(GetParam(), {33, 131072, 2048, 0, 8}, pattern, Windows::whole, tally);
-    check(GetParam(), {32, 262100, 1000, 1, 3}, pattern, Windows::ragged, tally);
-  }
+  check(GetParam(), {32, 131072, 2048, 0, 8}, Pattern::normal, Windows::whole, tally);
+  check(GetParam(), {32, 262100, 1000, 1, 3}, Pattern::decoy, Windows::ragged, tally);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Clusters, ::testing::ValuesIn(gpu_backends()), backend_label);

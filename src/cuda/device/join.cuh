@@ -74,7 +74,7 @@ __device__ __forceinline__ void join_lanes(const Tokens& tokens, int count, floa
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     x[e] = sum[e] / weights[e];
-    if (kNarrow) x[e] = round_to_bf16(x[e]);
+    if (kNarrow) x[e] = to_bf16(x[e]);
   }
 }
 

@@ -122,17 +122,19 @@ struct Pools {
   /// Number of tokens found, 0 where one is missing or the row completes nothing.
   __device__ int collect(int64_t row, int64_t* sources) const {
     const int64_t last = c.batch.position(row);
-    if (last < 0 || (last + 1) % c.tokens != 0) return 0;
+    if (last < 0 || last + 1 - quotient(last + 1, c.tokens) * c.tokens != 0) return 0;
     const int64_t own = c.state_slot(row), ring = tail.data != nullptr ? tail.shape[2] : 1;
     const auto entry = [&](int64_t position) {
-      return own < 0 || own >= c.entries ? -1 : own / ring * ring + position % ring;
+      if (own < 0 || own >= c.entries) return int64_t{-1};
+      return quotient(own, ring) * ring + position - quotient(position, ring) * ring;
     };
     return Seeker(c.batch, row).collect(last, c.tokens, sources, entry) ? c.tokens : 0;
   }
   __device__ int64_t rope_position(int64_t) const { return 0; }
   __device__ uint16_t* tail_at(int64_t entry, int half) const {
     const int64_t ring = tail.shape[2];
-    return element<uint16_t>(tail, entry / ring, half, entry % ring);
+    const int64_t block = quotient(entry, ring);
+    return element<uint16_t>(tail, block, half, entry - block * ring);
   }
   struct Found {
     const Pools& p;
@@ -145,7 +147,13 @@ struct Pools {
     /// This lane's numbers of token j.
     template <int kEach>
     __device__ __forceinline__ void lane(int j, float (&value)[kEach], float (&score)[kEach]) const {
-      const uint16_t *k = part(j, 0), *gate = part(j, 1);
+      const int64_t source = sources[j];
+      const uint16_t *k = nullptr, *gate = nullptr;
+      if (source < 0) {
+        k = p.tail_at(~source, 0), gate = k + p.tail.stride[1];
+      } else {
+        k = element<uint16_t>(p.k, source), gate = element<uint16_t>(p.gate, source);
+      }
       const float* ape = element<float>(p.ape, j);
       uint16_t raw[2][kEach];
       float add[kEach];

@@ -25,6 +25,22 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
+/// Numbers by the hardware's conversions; of NaNs any.
+__device__ __forceinline__ float f16_number(uint32_t bits) {
+  float x;
+  asm("{ .reg .b16 t; cvt.u16.u32 t, %1; cvt.f32.f16 %0, t; }" : "=f"(x) : "r"(bits));
+  return x;
+}
+__device__ __forceinline__ uint32_t f16_bits(float x) {
+  uint32_t bits;
+  asm("{ .reg .b16 t; cvt.rn.f16.f32 t, %1; cvt.u32.u16 %0, t; }" : "=r"(bits) : "f"(x));
+  return bits;
+}
+__device__ __forceinline__ uint32_t bf16_bits(float x) {
+  uint32_t bits;
+  asm("{ .reg .b16 t; cvt.rn.bf16.f32 t, %1; cvt.u32.u16 %0, t; }" : "=r"(bits) : "f"(x));
+  return bits;
+}
 /// Behind it the number is there.
 __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

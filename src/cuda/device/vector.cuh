@@ -12,6 +12,23 @@ namespace topkey::cuda {
 __device__ __forceinline__ uint32_t e4m3_of(float x) { return float_to_e4m3(x); }
 #endif
 
+// Conversions that take few instructions: a launch of few rows waits for its code as long as for its data. Of NaNs only
+// that they are some is kept.
+__device__ __forceinline__ float to_bf16(float x) { return __uint_as_float(bf16_bits(x) << 16); }
+/// Both roundings are computed and one is taken: no branch for each number.
+__device__ __forceinline__ float to_input(DType dtype, float x) {
+  const float bf16 = to_bf16(x), f16 = f16_number(f16_bits(x));
+  return dtype == DType::bf16 ? bf16 : dtype == DType::f16 ? f16 : x;
+}
+/// float_to_e2m1 of a number that is no NaN: nearest, ties to the even code.
+__device__ __forceinline__ uint32_t e2m1_of(float x) {
+  const float a = fabsf(x);
+  const uint32_t magnitude =
+      (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+  return magnitude | (__float_as_uint(x) >> 28 & 8u);
+}
+static __device__ __noinline__ uint32_t fnuz_of(float x) { return float_to_e4m3fnuz(x); }
+
 /// What a kernel needs of a tensor whose last stride is 1.
 struct Lines {
   const uint8_t* data;
@@ -49,15 +66,17 @@ struct RawLine {
 
   __device__ __forceinline__ void read(const Lines& t, int64_t line) {
     const uint8_t* at = t.data + line * t.step;
+    if (t.dtype == DType::f32) {
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) read_one(at, t.dtype, lane_id() + 32 * j, j);
-  }
-  __device__ __forceinline__ void read_one(const uint8_t* at, DType dtype, int i, int j) {
-    bits[j] = dtype == DType::f32 ? reinterpret_cast<const uint32_t*>(at)[i] : reinterpret_cast<const uint16_t*>(at)[i];
+      for (int j = 0; j < kEach; ++j) bits[j] = reinterpret_cast<const uint32_t*>(at)[lane_id() + 32 * j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) bits[j] = reinterpret_cast<const uint16_t*>(at)[lane_id() + 32 * j];
+    }
   }
   __device__ __forceinline__ float value(DType dtype, int j) const {
-    if (dtype == DType::f16) return f16_to_float(static_cast<uint16_t>(bits[j]));
-    return __uint_as_float(dtype == DType::f32 ? bits[j] : bits[j] << 16);
+    const float f16 = f16_number(bits[j]), other = __uint_as_float(bits[j] << (dtype == DType::f32 ? 0 : 16));
+    return dtype == DType::f16 ? f16 : other;
   }
 };
 
@@ -92,7 +111,7 @@ __device__ __forceinline__ void norm_vector(const VectorRecipe& p, float (&x)[kE
     float y = x[j] * scale;
     if (p.weight.data != nullptr) y = y * weight.value(p.weight.dtype, j);
     if (p.bias.data != nullptr) y = y + bias.value(p.bias.dtype, j);
-    x[j] = round_to(p.input, y);
+    x[j] = to_input(p.input, y);
   }
 }
 
@@ -105,30 +124,40 @@ struct Rotation {
   __device__ __forceinline__ bool turns(const VectorRecipe& p, int j) const {
     return 32 * j >= p.rope_base && 32 * j < p.rope_base + p.rope_dim;
   }
+  /// Number i of the table's row of cosines and sines.
+  __device__ __forceinline__ int pair(const VectorRecipe& p, int j) const {
+    const int d = lane_id() + 32 * j - p.rope_base, half = p.rope_dim / 2;
+    return p.interleaved ? d / 2 : d < half ? d : d - half;
+  }
   __device__ __forceinline__ void read(const VectorRecipe& p, int64_t position) {
     wild = position < 0 || position >= p.rope_rows;
     if (wild) return;
     const uint8_t* at = p.cos_sin.data + position * p.cos_sin.step;
     const int half = p.rope_dim / 2;
+    if (p.cos_sin.dtype == DType::f32) {
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(at);
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      if (!turns(p, j)) continue;
-      const int d = lane_id() + 32 * j - p.rope_base, i = p.interleaved ? d / 2 : d < half ? d : d - half;
-      cosine.read_one(at, p.cos_sin.dtype, i, j), sine.read_one(at, p.cos_sin.dtype, half + i, j);
+      for (int j = 0; j < kEach; ++j)
+        if (turns(p, j)) cosine.bits[j] = words[pair(p, j)], sine.bits[j] = words[half + pair(p, j)];
+    } else {
+      const uint16_t* words = reinterpret_cast<const uint16_t*>(at);
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (turns(p, j)) cosine.bits[j] = words[pair(p, j)], sine.bits[j] = words[half + pair(p, j)];
     }
   }
   __device__ __forceinline__ void turn(const VectorRecipe& p, float (&x)[kEach]) const {
+    const int half = p.rope_dim / 2;
     float turned[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      turned[j] = x[j];
-      if (!turns(p, j)) continue;
-      const int half = p.rope_dim / 2;
       const bool second = p.interleaved ? lane_id() % 2 == 1 : 32 * j - p.rope_base >= half;
-      const float other = p.interleaved ? __shfl_xor_sync(kWarp, x[j], 1) : half == 32 ? x[j ^ 1] : x[j ^ (kEach / 2)];
-      const float own = x[j] * cosine.value(p.cos_sin.dtype, j), turn = other * sine.value(p.cos_sin.dtype, j);
-      turned[j] = round_to(p.input, second ? own + turn : own - turn);
-      if (p.rule.roped_bf16) turned[j] = round_to_bf16(turned[j]);
+      const float neighbour = __shfl_xor_sync(kWarp, x[j], 1), apart = half == 32 ? x[j ^ 1] : x[j ^ (kEach / 2)];
+      const float own = x[j] * cosine.value(p.cos_sin.dtype, j);
+      const float other = (p.interleaved ? neighbour : apart) * sine.value(p.cos_sin.dtype, j);
+      float y = to_input(p.input, own + (second ? other : -other));
+      if (p.rule.roped_bf16) y = to_bf16(y);
+      turned[j] = turns(p, j) ? y : x[j];
     }
 #pragma unroll
     for (int j = 0; j < kEach; ++j) x[j] = wild ? __uint_as_float(kCanonicalNan) : turned[j];
@@ -199,7 +228,7 @@ __device__ __forceinline__ void put_codes(const uint32_t (&byte)[kEach], uint8_t
 template <int kEach>
 __device__ __forceinline__ float quantize_e4m3(const VectorRecipe& p, float (&x)[kEach], uint8_t* codes) {
 #pragma unroll
-  for (int j = 0; p.rule.whole_bf16 && j < kEach; ++j) x[j] = round_to_bf16(x[j]);
+  for (int j = 0; p.rule.whole_bf16 && j < kEach; ++j) x[j] = to_bf16(x[j]);
   const float amax = amax_of_lanes(x);
   const bool fnuz = p.format == KeyFormat::fp8_fnuz, nan = is_nan(amax);
   const float a = amax > p.rule.floor ? amax : p.rule.floor;
@@ -214,13 +243,20 @@ __device__ __forceinline__ float quantize_e4m3(const VectorRecipe& p, float (&x)
     s = exp2_int(e), inverse = exp2_int(-e);
   }
   if (!power && p.rule.code == RuleFacts::reciprocal) inverse = 1.0f / s;
-  uint32_t byte[kEach];
+  if (!power && p.rule.code == RuleFacts::divide) {
 #pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    const float y = power || p.rule.code == RuleFacts::reciprocal ? x[j] * inverse
-                    : p.rule.code == RuleFacts::divide            ? x[j] / s
-                                                                  : x[j];
-    byte[j] = nan ? (fnuz ? 0x80u : 0x7Fu) : fnuz ? float_to_e4m3fnuz(y) : e4m3_of(y);
+    for (int j = 0; j < kEach; ++j) x[j] = x[j] / s;
+  } else if (power || p.rule.code == RuleFacts::reciprocal) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) x[j] = x[j] * inverse;
+  }
+  uint32_t byte[kEach];
+  if (!fnuz) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) byte[j] = nan ? 0x7Fu : e4m3_of(x[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) byte[j] = nan ? 0x80u : fnuz_of(x[j]);
   }
   put_codes(byte, codes);
   return nan ? amax : s;
@@ -232,14 +268,14 @@ __device__ __forceinline__ void quantize_e2m1(const VectorRecipe& p, float (&x)[
                                               uint8_t* scales) {
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
-    const float value[1] = {p.rule.whole_bf16 ? round_to_bf16(x[j]) : x[j]};
+    const float value[1] = {p.rule.whole_bf16 ? to_bf16(x[j]) : x[j]};
     const float amax = amax_of_lanes(value);
     const float floor = 6.0f * exp2_int(-126);
     int e = 128;
     uint32_t code = 0;
     if (!is_nan(amax)) {
       e = ceil_log2((amax > floor ? amax : floor) / 6.0f);
-      code = float_to_e2m1(value[0] * exp2_int(-e));
+      code = e2m1_of(value[0] * exp2_int(-e));
     }
     const uint32_t next = __shfl_down_sync(kWarp, code, 1);
     if (lane_id() % 2 == 0) codes[16 * j + lane_id() / 2] = static_cast<uint8_t>(code | next << 4);
