@@ -81,40 +81,43 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
 }
 
 /// The same for vectors in registers.
-template <int kEach>
+template <int kEach, bool kUsual>
 __global__ __launch_bounds__(128, 10) void store_vectors(const __grid_constant__ StoreVectors job) {
+  const VectorRecipe recipe = told<kUsual>(job.recipe);
+  const DType k_dtype = kUsual ? DType::bf16 : job.k.dtype;
   const auto slots_of = [&](int64_t i) { return job.slots[i]; };
   for (uint32_t row = blockIdx.x * 4 + threadIdx.x / 32; row < job.rows; row += gridDim.x * 4) {
     const int64_t slot = job.slots[row];
-    const int64_t position = job.recipe.rope_dim > 0 ? job.recipe.positions[row] : 0;
+    const int64_t position = recipe.rope_dim > 0 ? recipe.positions[row] : 0;
     // What comes_again will ask, while memory is waited for anyway.
     const uint32_t later = row + 1 + lane_id();
     if (job.claims.rows == nullptr && later < job.rows)
       wait_for(job.slots[later] ^ (later + 32 < job.rows ? job.slots[later + 32] : 0) ^ position);
     RawLine<kEach> k;
-    k.read(job.k, row);
+    k.read({job.k.data, job.k.step, k_dtype}, row);
     if (slot >= job.slot_count && lane_id() == 0) count(job.stats, kSkippedSlots, 1);
     if (slot < 0 || slot >= job.slot_count) continue;
     Rotation<kEach> rotation{};
-    if (job.recipe.rope_dim > 0) rotation.read(job.recipe, position);
+    if (recipe.rope_dim > 0) rotation.read(recipe, position);
     const bool again = comes_again(job.claims, slots_of, row, job.rows, slot);
     float x[kEach];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) x[j] = k.value(job.k.dtype, j);
-    transform_vector(job.recipe, rotation, x);
+    for (int j = 0; j < kEach; ++j) x[j] = k.value(k_dtype, j);
+    transform_vector(recipe, rotation, x);
     if (rotation.wild && lane_id() == 0) count(job.stats, kSkippedPages, 1);
     if (again) continue;
     const uint32_t page = static_cast<uint32_t>(slot) / job.page_size,
                    offset = static_cast<uint32_t>(slot) % job.page_size;
     uint8_t* at = job.pages + page * job.page_stride;
-    quantize_vector(job.recipe, x, at + int64_t{offset} * job.value_step,
+    quantize_vector(recipe, x, at + int64_t{offset} * job.value_step,
                     at + job.scale_base + int64_t{offset} * job.scale_step);
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, job.rows);
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_vectors<2>), 0},
-                                {reinterpret_cast<const void*>(&store_vectors<4>), 0},
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_vectors<2, false>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, false>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, true>), 0},
                                 {reinterpret_cast<const void*>(&store_rows), kMostProducerShared}};
 
 /// Whether vectors of the call can stay in registers; then how.
@@ -141,7 +144,9 @@ void store_some(StoreJob job, void* workspace, const Launch& launch) {
   job.claims = claim_slots(a.slot_mapping, slots, rows, 0, workspace, launch);
   StoreVectors vectors{};
   if (vectors_of(job, &vectors)) {
-    const auto kernel = job.recipe.head_dim == 64 ? store_vectors<2> : store_vectors<4>;
+    const auto kernel = job.recipe.head_dim == 64  ? store_vectors<2, false>
+                        : is_usual(vectors.recipe) ? store_vectors<4, true>
+                                                   : store_vectors<4, false>;
     kernel<<<launch.blocks((rows + 3) / 4, 10), 128, 0, launch.stream()>>>(vectors);
   } else {
     const int warps = warps_for(job.recipe.head_dim);
@@ -153,7 +158,7 @@ void store_some(StoreJob job, void* workspace, const Launch& launch) {
 
 }  // namespace
 
-KernelList cache_kernels() { return {kEntries, 3}; }
+KernelList cache_kernels() { return {kEntries, 4}; }
 
 size_t store_bytes(int64_t rows) { return claim_bytes(rows); }
 

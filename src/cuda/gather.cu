@@ -67,51 +67,58 @@ __global__ __launch_bounds__(128) void gather_rows(const __grid_constant__ Gathe
 /// Where row i of the call lies; values null: nowhere. false: the row is no request's.
 __device__ __forceinline__ bool find_row(const GatherVectors& job, int64_t i, KeyBytes& from) {
   from = {nullptr, nullptr};
-  const int64_t request = request_in(job.indptr, i);
-  if (request < 0) return false;
-  const int64_t position = i - max(0ll, static_cast<long long>(integer(job.indptr, request)));
+  int64_t request = 0, first = integer(job.indptr, 0);
+  if (job.indptr.shape[0] == 2) {
+    if (i < first || i >= integer(job.indptr, 1)) return false;
+  } else {
+    request = request_in(job.indptr, i);
+    if (request < 0) return false;
+    first = integer(job.indptr, request);
+  }
+  const int64_t position = i - max(0ll, static_cast<long long>(first));
   if (position < job.keys.count) from = find_key(job.keys, static_cast<int32_t>(request), position);
   return true;
 }
 
-/// kRows rows of a group of lanes are under way at a time.
-template <int kRows>
+/// A warp takes 32 rows: each lane finds one of them, then as many lanes as a row has vectors move it.
 __global__ __launch_bounds__(128) void gather_vectors(const __grid_constant__ GatherVectors job) {
-  const uint32_t lanes = 1u << job.log_lanes, lane = threadIdx.x & (lanes - 1);
-  const int64_t step = int64_t{gridDim.x} * 128 >> job.log_lanes;
-  for (int64_t base = (int64_t{blockIdx.x} * 128 + threadIdx.x) >> job.log_lanes; base < job.total;
-       base += step * kRows) {
-    KeyBytes from[kRows];
-    uint4 value[kRows];
-    uint32_t scale[kRows];
-    bool own[kRows];
+  constexpr int kBatch = 4;  // vectors of a lane that are under way
+  const int lane = lane_id(), vector = lane & ((1 << job.log_lanes) - 1), rows_a_step = 32 >> job.log_lanes;
+  const int64_t warps = int64_t{gridDim.x} * 4;
+  for (int64_t base = (int64_t{blockIdx.x} * 4 + threadIdx.x / 32) * 32; base < job.total; base += warps * 32) {
+    const int64_t row = base + lane;
+    KeyBytes from{nullptr, nullptr};
+    const bool own = row < job.total && find_row(job, row, from);
+    const bool there = own && from.values != nullptr;
+    if (own && job.has_scale)
+      *reinterpret_cast<uint32_t*>(job.scales + row * job.scale_step) =
+          there ? *reinterpret_cast<const uint32_t*>(from.scale) : job.scale;
+    if (own && !there) count(job.stats, kSkippedPages, 1);
+    const uint32_t owned = __ballot_sync(kWarp, own);
+    const int steps = min(1 << job.log_lanes, static_cast<int>((job.total - base + rows_a_step - 1) / rows_a_step));
+#pragma unroll 1
+    for (int step = 0; step < steps; step += kBatch) {
+      uint4 value[kBatch];
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      const int64_t i = base + u * step;
-      own[u] = i < job.total && find_row(job, i, from[u]);
-      if (!own[u]) from[u] = {nullptr, nullptr};
-    }
+      for (int u = 0; u < kBatch; ++u) {
+        const int source = ((step + u) * rows_a_step + (lane >> job.log_lanes)) & 31;
+        const auto* at = reinterpret_cast<const uint4*>(
+            __shfl_sync(kWarp, reinterpret_cast<unsigned long long>(from.values), source));
+        value[u] = {job.nan, job.nan, job.nan, job.nan};
+        if (at != nullptr && step + u < steps) value[u] = __ldcs(at + vector);
+      }
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      const bool there = own[u] && from[u].values != nullptr;
-      value[u] = {job.nan, job.nan, job.nan, job.nan}, scale[u] = job.scale;
-      if (there) value[u] = __ldcs(reinterpret_cast<const uint4*>(from[u].values) + lane);
-      if (there && job.has_scale) scale[u] = *reinterpret_cast<const uint32_t*>(from[u].scale);
-    }
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      if (!own[u]) continue;
-      const int64_t i = base + u * step;
-      reinterpret_cast<uint4*>(job.values + i * job.value_step)[lane] = value[u];
-      if (job.has_scale && lane == 0) *reinterpret_cast<uint32_t*>(job.scales + i * job.scale_step) = scale[u];
-      if (from[u].values == nullptr && lane == 0) count(job.stats, kSkippedPages, 1);
+      for (int u = 0; u < kBatch; ++u) {
+        const int source = (step + u) * rows_a_step + (lane >> job.log_lanes);
+        if (step + u < steps && (owned >> source & 1u) != 0)
+          reinterpret_cast<uint4*>(job.values + (base + source) * job.value_step)[vector] = value[u];
+      }
     }
   }
   if (blockIdx.x == 0) count_gathered(job.indptr, job.total, job.stats);
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&gather_vectors<1>), 0},
-                                {reinterpret_cast<const void*>(&gather_vectors<4>), 0},
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&gather_vectors), 0},
                                 {reinterpret_cast<const void*>(&gather_rows), 0}};
 
 /// A key that scores NaN, as nan_row writes it, in words.
@@ -157,7 +164,7 @@ bool vectors_of(const GatherJob& job, GatherVectors* v) {
 
 }  // namespace
 
-KernelList gather_kernels() { return {kEntries, 3}; }
+KernelList gather_kernels() { return {kEntries, 2}; }
 
 void gather_k(const GatherK& a, const Exec& exec) {
   const Launch launch("gather_k", exec);
@@ -168,11 +175,7 @@ void gather_k(const GatherK& a, const Exec& exec) {
   if (!vectors_of(job, &vectors)) {
     gather_rows<<<launch.blocks((a.total + 3) / 4, 8), 128, 0, launch.stream()>>>(job);
   } else {
-    const int64_t blocks = ((a.total << vectors.log_lanes) + 127) / 128;
-    // Few rows are not kept waiting for each other.
-    const bool many = blocks > 4 * int64_t{launch.sms()};
-    const auto kernel = many ? gather_vectors<4> : gather_vectors<1>;
-    kernel<<<launch.blocks(many ? (blocks + 3) / 4 : blocks, 8), 128, 0, launch.stream()>>>(vectors);
+    gather_vectors<<<launch.blocks((a.total + 127) / 128, 8), 128, 0, launch.stream()>>>(vectors);
   }
   TOPKEY_CUDA_LAUNCHED("gather_k");
 }

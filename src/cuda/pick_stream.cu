@@ -10,6 +10,7 @@
 #include "cuda/check.h"
 #include "cuda/device/emit.cuh"
 #include "cuda/device/entries.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/select.cuh"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
@@ -19,6 +20,7 @@ namespace topkey::cuda {
 namespace {
 
 constexpr uint32_t kList = 8192;     ///< keys that are kept at most
+constexpr uint32_t kWhole = 4096;    ///< so short a row is kept whole
 constexpr uint32_t kSamples = 2048;  ///< of a row
 constexpr uint32_t kMostKeys = 1 << 18;
 constexpr uint32_t kGroup = 128;        ///< neighbours that one read of a warp brings
@@ -35,15 +37,15 @@ struct StreamJob {
 
 struct StreamShared {
   SelectRoom select;
-  uint32_t keys[kList];                 ///< of the order; before that, samples
-  uint32_t indices[kList];              ///< in the row
-  uint32_t groups[kMostKeys / kGroup];  ///< where the kept keys of each begin, times 256, and how many there are
-  uint32_t found;                       ///< more than kList: not all are there
+  uint32_t keys[kList];                     ///< scores, then of the order; before that, samples
+  uint32_t indices[kList];                  ///< in the row
+  uint32_t groups[kMostKeys / kGroup + 2];  ///< where the kept keys of each begin, times 256, and how many there are
+  uint32_t found;                           ///< more than kList: not all are there
 };
 
 /// Numbers of the order that lie in shared memory.
 struct KeyList {
-  static constexpr int kBatch = 4, kEach = 4;
+  static constexpr int kBatch = 4;
   const uint32_t* keys;
   __device__ uint32_t raw(uint32_t i) const { return keys[i]; }
   __device__ uint32_t key_of_raw(uint32_t raw, uint32_t) const { return raw; }
@@ -79,12 +81,24 @@ __device__ __forceinline__ uint4 read(const StreamRow& row, uint32_t v) {
   return 4 * v >= row.lead && 4 * v + 4 <= row.last ? __ldcs(row.vectors + v) : read_edge(row, v);
 }
 
-/// A bit for each of four scores that is kept.
-__device__ __forceinline__ uint32_t mark(const uint4& four, float least) {
-  return (__uint_as_float(four.x) >= least ? 1u : 0u) | (__uint_as_float(four.y) >= least ? 2u : 0u) |
-         (__uint_as_float(four.z) >= least ? 4u : 0u) | (__uint_as_float(four.w) >= least ? 8u : 0u);
+/// Bits of eight scores that are kept, the first lowest: the sign of a difference to the next number below the least is
+/// shifted in. A NaN is not kept: the NaN that this device's arithmetic makes has no sign.
+__device__ __forceinline__ uint32_t mark(const uint4 (&four)[2], float below) {
+  uint32_t marks = 0;
+#pragma unroll
+  for (int e = 1; e >= 0; --e) {
+    const uint32_t each[4] = {four[e].x, four[e].y, four[e].z, four[e].w};
+#pragma unroll
+    for (int i = 3; i >= 0; --i) marks = __funnelshift_l(__float_as_uint(below - __uint_as_float(each[i])), marks, 1);
+  }
+  return marks;
 }
-/// The same where every live one is.
+__device__ __forceinline__ float next_below(float x) {
+  const uint32_t u = __float_as_uint(x);
+  if (x == 0.0f) return __uint_as_float(0x80000001u);
+  return x == -INFINITY ? x : __uint_as_float(x > 0.0f ? u - 1 : u + 1);
+}
+/// Of four where every live one is kept.
 __device__ __noinline__ uint32_t mark_live(StreamRow row, uint4 four, uint32_t v) {
   const uint32_t each[4] = {four.x, four.y, four.z, four.w};
   uint32_t marks = 0;
@@ -97,7 +111,7 @@ __device__ __noinline__ uint32_t mark_live(StreamRow row, uint4 four, uint32_t v
 
 /// Which score of the row the sample expects to be past the cut, and still few before it. NaN: every live key is kept.
 __device__ float least_kept(const StreamRow& row, uint32_t n, uint32_t k, StreamShared& s) {
-  if (n <= kList) return __uint_as_float(kCanonicalNan);
+  if (n <= kWhole) return __uint_as_float(kCanonicalNan);
   const uint32_t* words = reinterpret_cast<const uint32_t*>(row.vectors) + row.lead;
 #pragma unroll
   for (uint32_t i = threadIdx.x; i < kSamples; i += kSelectThreads)
@@ -111,9 +125,31 @@ __device__ float least_kept(const StreamRow& row, uint32_t n, uint32_t k, Stream
   return cut.key <= kMinusInfinity ? -INFINITY : score_of_key(cut.key);
 }
 
-/// Keeps the row's scores from `least` on. Ends with a barrier.
-__device__ void keep(const StreamRow& row, float least, StreamShared& s) {
+/// How many of a warp's kept scores come before a lane's, for each of two groups, and how many there are.
+struct Places {
+  uint32_t before[2], all[2];
+
+  __device__ __forceinline__ explicit Places(uint32_t marks) {
+    const uint32_t own = __popc(marks & 15u) | __popc(marks >> 4) << 16;
+    uint32_t sum = own;
+#pragma unroll
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(~0u, sum, step);
+      if (threadIdx.x % 32 >= step) sum += other;
+    }
+    const uint32_t total = __shfl_sync(~0u, sum, 31);
+    sum -= own;
+    before[0] = sum & 0xFFFFu, before[1] = sum >> 16;
+    all[0] = total & 0xFFFFu, all[1] = total >> 16;
+  }
+};
+
+/// Keeps the row's scores from `least` on, as they are. Ends with a barrier.
+__device__ __forceinline__ void keep(const StreamRow& row, float least, StreamShared& s) {
   const uint32_t lane = threadIdx.x % 32, vectors = (row.last + 3) / 4;
+  const bool all = is_nan(least);
+  const float below = next_below(least);
+#pragma unroll 1
   for (uint32_t base = threadIdx.x / 32 * (kTurn / 4); base < vectors; base += kSelectThreads / 32 * (kTurn / 4)) {
     uint4 four[2];
 #pragma unroll
@@ -121,34 +157,35 @@ __device__ void keep(const StreamRow& row, float least, StreamShared& s) {
       const uint32_t v = base + e * 32 + lane;
       four[e] = v < vectors ? read(row, v) : uint4{kNotLiveScore, kNotLiveScore, kNotLiveScore, kNotLiveScore};
     }
-    uint32_t marks = mark(four[0], least) | mark(four[1], least) << 4;
-    if (is_nan(least)) marks = mark_live(row, four[0], base + lane) | mark_live(row, four[1], base + 32 + lane) << 4;
-    const uint32_t own = __popc(marks & 15u) | __popc(marks >> 4) << 16;
-    uint32_t sum = own;
-#pragma unroll
-    for (uint32_t step = 1; step < 32; step *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
-    const uint32_t all = __shfl_sync(~0u, sum, 31), first = all & 0xFFFFu, second = all >> 16;
+    uint32_t marks = mark(four, below);
+    if (all) marks = mark_live(row, four[0], base + lane) | mark_live(row, four[1], base + 32 + lane) << 4;
+    const Places places(marks);
     uint32_t at = 0;
-    if (lane == 0) at = atomicAdd(&s.found, first + second);
+    if (lane == 0) at = add_shared(&s.found, places.all[0] + places.all[1]);
     at = __shfl_sync(~0u, at, 0);
-    if (at + first + second > kList) continue;  // the same in every lane; found says so
-    if (lane < 2 && base / 32 + lane < kMostKeys / kGroup)
-      s.groups[base / 32 + lane] = lane == 0 ? at << 8 | first : (at + first) << 8 | second;
-    sum -= own;
-    uint32_t to[2] = {at + (sum & 0xFFFFu), at + first + (sum >> 16)};
+    const uint32_t second = at + places.all[0];
+    if (second + places.all[1] > kList) continue;  // the same in every lane; found says so
+    if (lane < 2) s.groups[base / 32 + lane] = lane == 0 ? at << 8 | places.all[0] : second << 8 | places.all[1];
 #pragma unroll
     for (uint32_t e = 0; e < 2; ++e) {
-      for (uint32_t rest = marks >> 4 * e & 15u; rest != 0; rest &= rest - 1, ++to[e]) {
-        const uint32_t i = __ffs(static_cast<int>(rest)) - 1;
-        const uint32_t raw = i == 0 ? four[e].x : i == 1 ? four[e].y : i == 2 ? four[e].z : four[e].w;
-        s.keys[to[e]] = key_of(canonical(__uint_as_float(raw)));
-        s.indices[to[e]] = (base + e * 32 + lane) * 4 + i - row.lead;
+      const uint32_t each[4] = {four[e].x, four[e].y, four[e].z, four[e].w};
+      uint32_t to = (e == 0 ? at : second) + places.before[e];
+      const uint32_t first = (base + e * 32 + lane) * 4 - row.lead;
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        if ((marks >> (4 * e + i) & 1u) == 0) continue;
+        s.keys[to] = each[i], s.indices[to] = first + i;
+        ++to;
       }
     }
   }
+  __syncthreads();
+}
+
+/// The kept scores as numbers of the order. Ends with a barrier.
+__device__ __forceinline__ void order_kept(StreamShared& s, uint32_t count) {
+  for (uint32_t i = threadIdx.x; i < count; i += kSelectThreads)
+    s.keys[i] = key_of(canonical(__uint_as_float(s.keys[i])));
   __syncthreads();
 }
 
@@ -217,6 +254,7 @@ __global__ __launch_bounds__(kSelectThreads, 2) void pick_stream(const __grid_co
       if (found > kList || (!is_nan(least) && found < f.topk)) {
         cut = answer_from_memory(job, r, scores, s.select);
       } else {
+        order_kept(s, found);
         cut = find_cut(KeyList{s.keys}, found, f.topk, s.select);
         hand_out_groups(s, (from.last + kGroup - 1) / kGroup, cut, [&](uint32_t j, uint32_t i) {
           writer.put(j, int64_t{f.low} + s.indices[i], score_of_key(s.keys[i]));
@@ -233,7 +271,7 @@ const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_stream), si
 
 /// Whether so few keys are kept of a row, nearly always, that they fit.
 bool fits(int64_t keys, int64_t topk) {
-  if (keys <= int64_t{kList}) return true;
+  if (keys <= int64_t{kWhole}) return true;
   const double share = static_cast<double>(topk) * kSamples / static_cast<double>(keys);
   const double rank = share + 3.5 * std::sqrt(share) + 4;
   return (rank + 4 * std::sqrt(rank)) * static_cast<double>(keys) / kSamples <= kList;

@@ -74,35 +74,37 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
 }
 
 /// The same for heads in registers.
-template <int kEach>
+template <int kEach, bool kUsual>
 __global__ __launch_bounds__(128, 10) void quantize_query_vectors(const __grid_constant__ QueryVectors job) {
+  const VectorRecipe recipe = told<kUsual>(job.recipe);
+  const DType q_dtype = kUsual ? DType::bf16 : job.q_dtype;
   const uint32_t vectors = job.rows * job.heads;
   for (uint32_t v = blockIdx.x * 4 + threadIdx.x / 32; v < vectors; v += gridDim.x * 4) {
     const uint32_t row = v / job.heads, h = v - row * job.heads;
-    const int64_t position = job.recipe.rope_dim > 0 ? job.recipe.positions[row] : 0;
-    const Lines q{job.q.at(row, h), 0, job.q_dtype}, weight{job.weights.at(row, h), 0, job.weights_dtype};
+    const int64_t position = recipe.rope_dim > 0 ? recipe.positions[row] : 0;
+    const Lines q{job.q.at(row, h), 0, q_dtype}, weight{job.weights.at(row, h), 0, job.weights_dtype};
     RawLine<kEach> raw;
     raw.read(q, 0);
     RawLine<1> w;
     w.bits[0] = weight.dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight.data)
                                            : *reinterpret_cast<const uint16_t*>(weight.data);
     Rotation<kEach> rotation{};
-    if (job.recipe.rope_dim > 0) rotation.read(job.recipe, position);
+    if (recipe.rope_dim > 0) rotation.read(recipe, position);
     float x[kEach];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) x[j] = raw.value(job.q_dtype, j);
-    transform_vector(job.recipe, rotation, x);
+    for (int j = 0; j < kEach; ++j) x[j] = raw.value(q_dtype, j);
+    transform_vector(recipe, rotation, x);
     if (rotation.wild && h == 0 && lane_id() == 0) count(job.stats, kSkippedPages, 1);
     float q_scale = 1.0f;
-    const bool fp8 = job.recipe.format != KeyFormat::mxfp4;
+    const bool fp8 = recipe.format != KeyFormat::mxfp4;
     if (fp8) {
-      q_scale = quantize_e4m3(job.recipe, x, job.q_out.at(row, h));
+      q_scale = quantize_e4m3(recipe, x, job.q_out.at(row, h));
     } else {
-      quantize_e2m1(job.recipe, x, job.q_out.at(row, h), job.scales_out.at(row, h));
+      quantize_e2m1(recipe, x, job.q_out.at(row, h), job.scales_out.at(row, h));
     }
     if (lane_id() == 0) {
-      *reinterpret_cast<float*>(job.weights_out.at(row, h)) = scaled_weight(
-          job.recipe.rule, fp8, job.softmax_scale, job.head_scale, w.value(job.weights_dtype, 0), q_scale);
+      *reinterpret_cast<float*>(job.weights_out.at(row, h)) =
+          scaled_weight(recipe.rule, fp8, job.softmax_scale, job.head_scale, w.value(job.weights_dtype, 0), q_scale);
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, job.rows);
@@ -127,8 +129,9 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
 }
 
 const KernelEntry kEntries[] = {
-    {reinterpret_cast<const void*>(&quantize_query_vectors<2>), 0},
-    {reinterpret_cast<const void*>(&quantize_query_vectors<4>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<2, false>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<4, false>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<4, true>), 0},
     {reinterpret_cast<const void*>(&quantize_queries), static_cast<int>(kMaxProducerDim) * 4},
     {reinterpret_cast<const void*>(&quantize_keys), static_cast<int>(kMaxProducerDim) * 4}};
 
@@ -154,7 +157,7 @@ bool vectors_of(const QueryJob& whole, QueryVectors* v) {
 
 }  // namespace
 
-KernelList quantize_kernels() { return {kEntries, 4}; }
+KernelList quantize_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
 void quantize_q(const QuantizeQ& a, const Exec& exec) {
   const int64_t vectors = a.q.shape[0] * a.q.shape[1], dim = a.q.shape[2];
@@ -168,7 +171,9 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   r.head_dim = static_cast<int32_t>(dim);
   QueryVectors in_registers{};
   if (vectors_of(job, &in_registers)) {
-    const auto kernel = dim == 64 ? quantize_query_vectors<2> : quantize_query_vectors<4>;
+    const auto kernel = dim == 64                       ? quantize_query_vectors<2, false>
+                        : is_usual(in_registers.recipe) ? quantize_query_vectors<4, true>
+                                                        : quantize_query_vectors<4, false>;
     kernel<<<launch.blocks((vectors + 3) / 4, 10), 128, 0, launch.stream()>>>(in_registers);
   } else {
     const int warps = warps_for(dim);

@@ -79,18 +79,54 @@ __device__ void load_queries(const ScoreJob& job, int64_t row, int rows, int fir
   }
 }
 
+/// The same for all heads, which are a multiple of 8, of queries at 4-byte addresses and D = 16 * kSteps. A warp reads
+/// several operand blocks before it looks at the first.
+template <class Codes, int kSteps>
+__device__ void load_whole_queries(const ScoreJob& job, int64_t row, int rows, uint4* q, float* weights) {
+  if constexpr (Codes::kBlockScales) {
+    load_queries<Codes>(job, row, rows, 0, job.head_tiles, q, weights);
+  } else {
+    constexpr int kPairs = kSteps / 2, kBatch = 6;
+    const Tensor &values = job.p.q.values, &w = job.p.q.weights;
+    const int lane = threadIdx.x % 32, blocks = rows * job.head_tiles * kPairs, warps = blockDim.x / 32;
+    const uint8_t* from = static_cast<const uint8_t*>(values.data) + row * values.stride[0] * Codes::kBytes;
+    for (int base = threadIdx.x / 32; base < blocks; base += kBatch * warps) {
+      Four f[kBatch][2];
+      const uint8_t* head[kBatch];
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const int at = min(base + u * warps, blocks - 1), of_tile = at / kPairs, d = at % kPairs * 32 + 4 * (lane % 4);
+        const int r = of_tile / job.head_tiles, h = (of_tile - r * job.head_tiles) * 8 + lane / 4;
+        head[u] = from + (r * values.stride[0] + h * values.stride[1]) * Codes::kBytes + Codes::offset(d);
+        f[u][0] = Codes::read(head[u], 0), f[u][1] = Codes::read(head[u], 16);
+      }
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        if (base + u * warps >= blocks) break;
+        bool nan = false;
+        Four a = Codes::operand(f[u][0], nan), b = Codes::operand(f[u][1], nan);
+        if (nan) a = query_operand<Codes>(head[u], 0, 4), b = query_operand<Codes>(head[u], 16, 4);
+        q[(base + u * warps) * 32 + lane] = {a.low, a.high, b.low, b.high};
+      }
+    }
+    const int heads = job.head_tiles * 8;
+    for (int at = threadIdx.x; at < rows * heads; at += blockDim.x) weights[at] = real(w, row + at / heads, at % heads);
+  }
+}
+
 /// The tile that a block works on.
 struct TileRoom {
-  RowFact facts[kMaxTileRows];
+  RowFact facts[kWideTileRows];
   TileSpan span;
 };
 
 __device__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoom& room) {
-  const int64_t first = int64_t{tile} * job.tile_rows;
-  if (threadIdx.x == 0) {
-    for (int r = 0; r < rows; ++r) room.facts[r] = job.p.facts[first + r];
+  const uint32_t* from = reinterpret_cast<const uint32_t*>(job.p.facts + int64_t{tile} * job.tile_rows);
+  const int words = rows * static_cast<int>(sizeof(RowFact) / sizeof(uint32_t));
+  for (int i = threadIdx.x; i < words; i += blockDim.x) reinterpret_cast<uint32_t*>(room.facts)[i] = from[i];
+  __syncthreads();
+  if (threadIdx.x == 0)
     room.span = span_of(room.facts, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece);
-  }
   __syncthreads();
 }
 
@@ -240,8 +276,13 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   }
 }
 
+/// Where a warp has 64 keys, one block fills an SM's registers.
+template <int kTiles>
+constexpr int kThreads = kTiles == 4 ? 256 : 128;
+
 template <class Codes, Fit kFit, int kTiles, int kSteps>
-__global__ __launch_bounds__(128, kTiles == 4 ? 2 : 3) void score_mma(const __grid_constant__ ScoreJob job) {
+__global__ __launch_bounds__(kThreads<kTiles>,
+                             kTiles == 4 ? 1 : 3) void score_mma(const __grid_constant__ ScoreJob job) {
   extern __shared__ uint4 memory[];
   __shared__ TileRoom room;
   const int pairs = pairs_of(job);
@@ -257,7 +298,10 @@ __global__ __launch_bounds__(128, kTiles == 4 ? 2 : 3) void score_mma(const __gr
     if (entered != share.tile) {
       __syncthreads();  // the tile before is done with its queries
       enter_tile(job, share.tile, rows, room);
-      if (job.head_block == job.head_tiles) {
+      if constexpr (kTiles == 4) {
+        load_whole_queries<Codes, kSteps>(job, job.group.first_row + tile_row, rows, q, weights);
+        __syncthreads();
+      } else if (job.head_block == job.head_tiles) {
         load_queries<Codes>(job, job.group.first_row + tile_row, rows, 0, job.head_tiles, q, weights);
         __syncthreads();
       }
@@ -272,6 +316,8 @@ __global__ __launch_bounds__(128, kTiles == 4 ? 2 : 3) void score_mma(const __gr
 using Bf16Codes = PlainCodes<false>;
 using F16Codes = PlainCodes<true>;
 using Kernel = void (*)(ScoreJob);
+/// Of a thread block of any GPU.
+constexpr int kMostShared = 227 * 1024;
 
 struct Choice {
   Kernel kernel;
@@ -316,8 +362,24 @@ void fit_queries(ScoreJob& job, int steps) {
 /// would only hold queries that wait.
 int64_t most_sharing(const ScoreParams& p, const Group& group) {
   if (!p.keys.paged) return std::max<int64_t>(group.count, 1);
-  if (p.by_request) return std::clamp<int64_t>(group.count / 64, 1, kMaxTileRows);
+  if (p.by_request) return std::clamp<int64_t>(group.count / 64, 1, kWideTileRows);
   return std::max(p.next_n, 1);
+}
+
+/// Rows of a tile of which each warp takes 64 keys, all heads' queries in shared memory; 0: they do not suit, or would leave
+/// SMs idle.
+int wide_rows(const ScoreJob& job, const Launch& launch) {
+  const KeySource& keys = job.p.keys;
+  const Tensor& q = job.p.q.values;
+  const int64_t bytes = q.dtype == DType::bf16 || q.dtype == DType::f16 ? 2 : 1;
+  const bool words = keys.words && reinterpret_cast<uintptr_t>(q.data) % 4 == 0 && q.stride[0] * bytes % 4 == 0 &&
+                     q.stride[1] * bytes % 4 == 0;
+  if (!words || keys.layout.tile > 0 || (keys.head_dim != 64 && keys.head_dim != 128) || job.heads % 16 != 0) return 0;
+  const int64_t of_row = job.head_tiles * (keys.head_dim / 32 * 512 + 32);
+  const int64_t fit = (launch.shared_bytes() - static_cast<int64_t>(sizeof(TileRoom)) - 256) / of_row;
+  const int64_t rows = std::min({int64_t{kWideTileRows}, fit, most_sharing(job.p, job.group)});
+  const int64_t pieces = (job.group.count / std::max<int64_t>(rows, 1)) * (job.group.chunk / kWidePiece);
+  return rows < 2 || pieces < 4 * int64_t{launch.sms()} ? 0 : static_cast<int>(rows);
 }
 
 }  // namespace
@@ -349,14 +411,18 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   job.head_tiles = (job.heads + 7) / 8;
   const bool hopper = params.cores == Cores::hopper;
   const bool mma = !hopper && on_tensor_cores(params.keys.format, params.q.values.dtype);
-  const int steps = (params.keys.head_dim + 15) / 16;
+  const int steps = (params.keys.head_dim + 15) / 16, wide = mma ? wide_rows(job, launch) : 0;
   Choice choice{};
-  if (mma) fit_queries(job, steps);
-  if (hopper) job.tile_rows = tile_rows_sm90(job.heads), job.piece = 64;
-  job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));
+  if (wide > 0) {
+    job.tile_rows = wide, job.head_block = job.head_tiles;
+  } else {
+    if (mma) fit_queries(job, steps);
+    if (hopper) job.tile_rows = tile_rows_sm90(job.heads), job.piece = 64;
+    job.tile_rows = static_cast<int>(std::min<int64_t>(job.tile_rows, most_sharing(params, group)));
+  }
   if (mma) {
-    choice = choose(params.keys, job.tile_rows > 1 && job.head_block == job.head_tiles && job.heads % 16 == 0);
-    job.piece = static_cast<uint32_t>(64 * choice.tiles);
+    choice = choose(params.keys, wide > 0);
+    job.piece = wide > 0 ? kWidePiece : static_cast<uint32_t>(64 * choice.tiles);
   }
   cut_work<<<1, kSelectThreads, 0, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("cut_work");
@@ -369,9 +435,10 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   const size_t shared = static_cast<size_t>(job.tile_rows) * static_cast<size_t>(job.head_block) *
                         static_cast<size_t>((steps + 1) / 2 * 32 * 16 + 32);
   const size_t shared_of_sm = static_cast<size_t>(launch.shared_bytes()) + 1024;
-  const size_t resident = choice.tiles == 4 ? kWideBlocksOfRegisters : kBlocksOfRegisters;
+  const size_t resident = wide > 0 ? 1 : kBlocksOfRegisters;
   const int fit = static_cast<int>(std::min(resident, shared_of_sm / (shared + sizeof(TileRoom) + 1024)));
-  choice.kernel<<<launch.blocks(most, std::max(fit, 1)), 128, shared, launch.stream()>>>(job);
+  const unsigned threads = wide > 0 ? 256 : 128;
+  choice.kernel<<<launch.blocks(most, std::max(fit, 1)), threads, shared, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("score_mma");
 }
 

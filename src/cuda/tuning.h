@@ -26,7 +26,7 @@ constexpr int kUsualCluster = 8;
 constexpr int kClustersPerSm = 1 << 15;
 /// Rows, and scores of each, from which a thread block picks from a whole row in one reading (pick_stream.cu).
 constexpr int64_t kStreamRows = 32;
-constexpr int64_t kStreamKeys = 16384;
+constexpr int64_t kStreamKeys = 4096;
 /// Candidate ids kept at a time.
 constexpr int64_t kIdEntries = 1 << 20;
 /// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.
@@ -43,12 +43,14 @@ constexpr int kSharedBytes = 99 * 1024;
 constexpr int kQueryBytes = 72 * 1024;
 /// Of an SM, for several blocks.
 constexpr size_t kSharedOfSm = 200 * 1024;
-/// How many blocks of the score kernel an SM's registers hold: of 128 threads with 168 registers, or with 255 where a warp
-/// has 64 keys in them in place of 32.
+/// How many blocks of the score kernel an SM's registers hold, of 128 threads with 168 registers.
 constexpr size_t kBlocksOfRegisters = 3;
-constexpr size_t kWideBlocksOfRegisters = 2;
 /// Query rows that share one read of their keys.
 constexpr int kMaxTileRows = 8;
+/// The same where each of a block's 8 warps has 64 keys in registers: a block fills an SM, and its queries the shared
+/// memory (12 rows of 64 heads). Keys of all warps.
+constexpr int kWideTileRows = 12;
+constexpr uint32_t kWidePiece = 512;
 
 /// Prefill on Hopper (prefill_sm90.cu). Query rows from which it is taken, and winners up to which its lists suit.
 constexpr int64_t kPrefillRows = 257;

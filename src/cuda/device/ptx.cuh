@@ -32,14 +32,23 @@ __device__ __forceinline__ float f16_number(uint32_t bits) {
   return x;
 }
 __device__ __forceinline__ uint32_t f16_bits(float x) {
-  uint32_t bits;
-  asm("{ .reg .b16 t; cvt.rn.f16.f32 t, %1; cvt.u32.u16 %0, t; }" : "=r"(bits) : "f"(x));
-  return bits;
+  uint32_t two;  // the conversion of two is the faster one
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+  return two;
 }
 __device__ __forceinline__ uint32_t bf16_bits(float x) {
-  uint32_t bits;
-  asm("{ .reg .b16 t; cvt.rn.bf16.f32 t, %1; cvt.u32.u16 %0, t; }" : "=r"(bits) : "f"(x));
-  return bits;
+  uint32_t two;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+  return two;
+}
+/// Adds to a word of shared memory, by one thread of a warp; what it was before.
+__device__ __forceinline__ uint32_t add_shared(uint32_t* at, uint32_t n) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(n)
+               : "memory");
+  return before;
 }
 /// Behind it the number is there.
 __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
