@@ -336,9 +336,11 @@ Choice choose(int dim, bool words, bool wide) {
 
 #define TOPKEY_ENTRY(...) \
   { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048 }
-#define TOPKEY_ENTRIES(Codes)                                                                                          \
-  TOPKEY_ENTRY(Codes, Fit::exact, 4, 4), TOPKEY_ENTRY(Codes, Fit::exact, 4, 8), TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), \
-      TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), TOPKEY_ENTRY(Codes, Fit::steps, 1, 16),                                   \
+#define TOPKEY_WIDE(...) \
+  { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kMostShared }
+#define TOPKEY_ENTRIES(Codes)                                                                                        \
+  TOPKEY_WIDE(Codes, Fit::exact, 4, 4), TOPKEY_WIDE(Codes, Fit::exact, 4, 8), TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), \
+      TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), TOPKEY_ENTRY(Codes, Fit::steps, 1, 16),                                 \
       TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRY(Fp8Codes, Fit::tiled, 1, 16),
