@@ -12,23 +12,39 @@
 namespace topkey::cuda {
 namespace {
 
-/// Pieces before each tile of rows, and in all; one thread block.
+/// What a tile's pieces depend on, of one row.
+struct CutFact {
+  int32_t low;
+  uint32_t n;
+  int32_t table_row;
+};
+
+/// Pieces before each tile of rows, and in all; one thread block. So many tiles at a time that each thread reads one row.
 __global__ __launch_bounds__(kSelectThreads) void cut_work(const __grid_constant__ ScoreJob job) {
   __shared__ uint32_t warps[kSelectThreads / 32];
+  __shared__ CutFact facts[kSelectThreads];
   const int64_t tiles = (job.group.count + job.tile_rows - 1) / job.tile_rows;
+  const int tiles_a_turn = kSelectThreads / job.tile_rows, thread = static_cast<int>(threadIdx.x);
   uint64_t before = 0;
-  for (int64_t base = 0; base < tiles; base += blockDim.x) {
-    const int64_t t = base + threadIdx.x, first = t * job.tile_rows;
+  for (int64_t base = 0; base < tiles; base += tiles_a_turn) {
+    const int64_t first = base * job.tile_rows, left = job.group.count - first;
+    if (thread < tiles_a_turn * job.tile_rows && thread < left) {
+      const RowFact& f = job.p.facts[first + thread];
+      facts[thread] = {f.low, f.n, f.table_row};
+    }
+    __syncthreads();
+    const int own_first = thread * job.tile_rows;
+    const bool owns = thread < tiles_a_turn && own_first < left;
     uint32_t own = 0;
-    if (t < tiles) {
+    if (owns) {
       const int rows =
-          static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - first)));
-      own = span_of(job.p.facts + first, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece)
+          static_cast<int>(min(static_cast<long long>(job.tile_rows), static_cast<long long>(left - own_first)));
+      own = span_of(facts + own_first, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece)
                 .pieces;
     }
     uint32_t total = 0;
     const uint32_t at = block_scan(own, warps, &total);
-    if (t < tiles) job.p.work[t] = before + at;
+    if (owns) job.p.work[base + thread] = before + at;
     before += total;
   }
   if (threadIdx.x == 0) job.p.work[tiles] = before;
@@ -117,6 +133,11 @@ __device__ void load_whole_queries(const ScoreJob& job, int64_t row, int rows, u
 /// The tile that a block works on.
 struct TileRoom {
   RowFact facts[kWideTileRows];
+  /// What a row looks at: indices [first, last) of this chunk; where rows share positions, index 0 is position `low`.
+  struct Look {
+    int32_t low;
+    uint32_t first, last;
+  } looks[kWideTileRows];
   TileSpan span;
 };
 
@@ -128,11 +149,17 @@ __device__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoo
   if (threadIdx.x == 0)
     room.span = span_of(room.facts, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece);
   __syncthreads();
+  if (threadIdx.x < rows) {
+    const RowFact& f = room.facts[threadIdx.x];
+    const Span s = chunk_of(f, job.group.first_key, job.group.chunk);
+    room.looks[threadIdx.x] = {room.span.shared ? f.low : 0, s.first, s.last};
+  }
+  __syncthreads();
 }
 
-/// Keys that one lane of the four which share g, g + 8, ... knows: lane c of them c, and of four tiles c + 4.
+/// Keys that one lane of the four which share g, g + 8, ... knows: lane c of them c, and c + 4 if there are so many.
 template <int kTiles>
-constexpr int kOwn = kTiles > 2 ? kTiles / 2 : 1;
+constexpr int kOwn = (kTiles + 1) / 2;
 /// Where key i of these stands among its warp's keys.
 __device__ __forceinline__ uint32_t offset_of(int i) {
   return static_cast<uint32_t>(i / 2 * 16 + i % 2 * 8) + (threadIdx.x & 31) / 4;
@@ -185,11 +212,12 @@ __device__ __forceinline__ float outer_scale(const OwnKey& key) {
 template <int kTiles>
 struct OwnKeys {
   OwnKey key[kOwn<kTiles>];
-  int64_t index[kOwn<kTiles>];  ///< in the row at hand; -1: it does not look at the key
+  int32_t place[kOwn<kTiles>];  ///< of rows that share positions the position, else the index
+  int32_t index[kOwn<kTiles>];  ///< in the row at hand; -1: it does not look at the key
   float scale[kOwn<kTiles>];
   uint32_t first;  ///< where the warp's keys stand in the piece
 
-  __device__ static bool holds() { return (threadIdx.x & 3) < 2 * kTiles; }
+  __device__ static bool holds(int o) { return static_cast<int>(threadIdx.x & 3) + 4 * o < 2 * kTiles; }
   __device__ __forceinline__ uint32_t offset(int o) const { return first + offset_of((threadIdx.x & 3) + 4 * o); }
   /// False where none of the warp's keys is there.
   __device__ __forceinline__ bool find(const ScoreJob& job, const TileRoom& room, const Piece& piece,
@@ -199,18 +227,23 @@ struct OwnKeys {
 #pragma unroll
     for (int o = 0; o < kOwn<kTiles>; ++o) {
       key[o] = {0, {nullptr, nullptr}, false};
-      if (holds()) key[o] = own_key(job, room.span, room.facts, piece, tile_row, offset(o));
+      if (holds(o)) key[o] = own_key(job, room.span, room.facts, piece, tile_row, offset(o));
+      place[o] = static_cast<int32_t>(piece.at + offset(o));
       inside = inside || key[o].inside;
     }
     return __any_sync(~0u, inside);
   }
-  /// Whether the row looks at any of the warp's keys.
-  __device__ __forceinline__ bool enter_row(const ScoreJob& job, const TileRoom& room, const Piece& piece, int r) {
+  /// Whether row r of the tile looks at any of the warp's keys.
+  __device__ __forceinline__ bool enter_row(const TileRoom& room, int r) {
+    const TileRoom::Look look = room.looks[r];
     bool some = false;
 #pragma unroll
     for (int o = 0; o < kOwn<kTiles>; ++o) {
-      index[o] = holds() ? index_in(job, room.span, room.facts[r], piece, key[o], offset(o)) : -1;
-      some = some || index[o] >= 0;
+      const int32_t at = place[o] - look.low;
+      const bool looks =
+          key[o].inside && at >= static_cast<int32_t>(look.first) && at < static_cast<int32_t>(look.last);
+      index[o] = looks ? at : -1;
+      some = some || looks;
     }
     return __any_sync(~0u, some);
   }
@@ -227,20 +260,29 @@ __device__ __forceinline__ void put_sums(const ScoreJob& job, const OwnKeys<kTil
     const float joined = join_heads(sums[i / 2][i % 2]);
     if (c == i % 4) sum[i / 4] = joined;
   }
+  // Most searches: the row's own part of the buffer, and no mask.
+  const bool plain = job.p.sink.scores != nullptr && job.p.sink.mask.data == nullptr;
+  float* row = job.p.sink.scores + group_row * job.group.chunk - job.group.first_key;
 #pragma unroll
   for (int o = 0; o < kOwn<kTiles>; ++o) {
     if (Codes::kOuterScale || Codes::kBlockScales) sum[o] = sum[o] * own.scale[o];
     if (bad >> (c + 4 * o) & 1u) sum[o] = __uint_as_float(kCanonicalNan);
-    if (own.index[o] >= 0) put_score(job, group_row, own.key[o], own.index[o], scored ? sum[o] : 0.0f);
+    if (!scored) sum[o] = 0.0f;
+    if (own.index[o] < 0) continue;
+    if (plain) {
+      row[own.index[o]] = own.key[o].bytes.values != nullptr ? canonical(sum[o]) : __uint_as_float(kNotLiveScore);
+    } else {
+      put_score(job, group_row, own.key[o], own.index[o], sum[o]);
+    }
   }
 }
 
-/// One piece of work: this warp's keys for all rows of the piece. kTiles 4: all heads' queries of all rows are in shared
+/// One piece of work: this warp's keys for all rows of the piece. kWideTiles: all heads' queries of all rows are in shared
 /// memory, and they are a multiple of 16.
 template <class Codes, Fit kFit, int kTiles, int kSteps>
 __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Piece& piece, int64_t tile_row, uint4* q,
                             float* weights) {
-  constexpr bool kWide = kTiles == 4;
+  constexpr bool kWide = kTiles == kWideTiles;
   const int steps = steps_of(job), pairs = pairs_of(job);
   OwnKeys<kTiles> own;
   const bool inside = own.find(job, room, piece, tile_row);
@@ -252,7 +294,7 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   KeyTile<kTiles, kSteps> tile;
   const uint32_t bad = fetch_keys<Codes, kFit>(job, own.key, tile);
   for (int r = piece.first; r < piece.last; ++r) {
-    const bool wanted = own.enter_row(job, room, piece, r), scored = room.facts[r].scored;
+    const bool wanted = own.enter_row(room, r), scored = room.facts[r].scored;
     float sums[kTiles][2] = {};
     if constexpr (kWide) {
       const int at = r * job.head_tiles;
@@ -276,13 +318,13 @@ __device__ void score_piece(const ScoreJob& job, const TileRoom& room, const Pie
   }
 }
 
-/// Where a warp has 64 keys, one block fills an SM's registers.
+/// Where a warp has 48 keys, one block fills an SM's registers.
 template <int kTiles>
-constexpr int kThreads = kTiles == 4 ? 256 : 128;
+constexpr int kThreads = kTiles == kWideTiles ? kWideThreads : 128;
 
 template <class Codes, Fit kFit, int kTiles, int kSteps>
 __global__ __launch_bounds__(kThreads<kTiles>,
-                             kTiles == 4 ? 1 : 3) void score_mma(const __grid_constant__ ScoreJob job) {
+                             kTiles == kWideTiles ? 1 : 3) void score_mma(const __grid_constant__ ScoreJob job) {
   extern __shared__ uint4 memory[];
   __shared__ TileRoom room;
   const int pairs = pairs_of(job);
@@ -298,7 +340,7 @@ __global__ __launch_bounds__(kThreads<kTiles>,
     if (entered != share.tile) {
       __syncthreads();  // the tile before is done with its queries
       enter_tile(job, share.tile, rows, room);
-      if constexpr (kTiles == 4) {
+      if constexpr (kTiles == kWideTiles) {
         load_whole_queries<Codes, kSteps>(job, job.group.first_row + tile_row, rows, q, weights);
         __syncthreads();
       } else if (job.head_block == job.head_tiles) {
@@ -327,8 +369,8 @@ struct Choice {
 template <class Codes>
 Choice choose(int dim, bool words, bool wide) {
   if (dim % 16 != 0 || !words) return {score_mma<Codes, Fit::ragged, 1, 16>, 1};
-  if (dim == 64 && wide) return {score_mma<Codes, Fit::exact, 4, 4>, 4};
-  if (dim == 128 && wide) return {score_mma<Codes, Fit::exact, 4, 8>, 4};
+  if (dim == 64 && wide) return {score_mma<Codes, Fit::exact, kWideTiles, 4>, kWideTiles};
+  if (dim == 128 && wide) return {score_mma<Codes, Fit::exact, kWideTiles, 8>, kWideTiles};
   if (dim == 64) return {score_mma<Codes, Fit::exact, 2, 4>, 2};
   if (dim == 128) return {score_mma<Codes, Fit::exact, 2, 8>, 2};
   return {score_mma<Codes, Fit::steps, 1, 16>, 1};
@@ -338,10 +380,10 @@ Choice choose(int dim, bool words, bool wide) {
   { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kSharedBytes - 2048 }
 #define TOPKEY_WIDE(...) \
   { reinterpret_cast<const void*>(&score_mma<__VA_ARGS__>), kMostShared }
-#define TOPKEY_ENTRIES(Codes)                                                                                        \
-  TOPKEY_WIDE(Codes, Fit::exact, 4, 4), TOPKEY_WIDE(Codes, Fit::exact, 4, 8), TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), \
-      TOPKEY_ENTRY(Codes, Fit::exact, 2, 8), TOPKEY_ENTRY(Codes, Fit::steps, 1, 16),                                 \
-      TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
+#define TOPKEY_ENTRIES(Codes)                                                                   \
+  TOPKEY_WIDE(Codes, Fit::exact, kWideTiles, 4), TOPKEY_WIDE(Codes, Fit::exact, kWideTiles, 8), \
+      TOPKEY_ENTRY(Codes, Fit::exact, 2, 4), TOPKEY_ENTRY(Codes, Fit::exact, 2, 8),             \
+      TOPKEY_ENTRY(Codes, Fit::steps, 1, 16), TOPKEY_ENTRY(Codes, Fit::ragged, 1, 16)
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&cut_work), 0},
                                 TOPKEY_ENTRY(Fp8Codes, Fit::tiled, 1, 16),
                                 TOPKEY_ENTRY(FnuzCodes, Fit::tiled, 1, 16),
@@ -368,7 +410,7 @@ int64_t most_sharing(const ScoreParams& p, const Group& group) {
   return std::max(p.next_n, 1);
 }
 
-/// Rows of a tile of which each warp takes 64 keys, all heads' queries in shared memory; 0: they do not suit, or would leave
+/// Rows of a tile of which each warp takes 48 keys, all heads' queries in shared memory; 0: they do not suit, or would leave
 /// SMs idle.
 int wide_rows(const ScoreJob& job, const Launch& launch) {
   const KeySource& keys = job.p.keys;
@@ -439,7 +481,7 @@ void score(const ScoreParams& params, const Group& group, const Launch& launch) 
   const size_t shared_of_sm = static_cast<size_t>(launch.shared_bytes()) + 1024;
   const size_t resident = wide > 0 ? 1 : kBlocksOfRegisters;
   const int fit = static_cast<int>(std::min(resident, shared_of_sm / (shared + sizeof(TileRoom) + 1024)));
-  const unsigned threads = wide > 0 ? 256 : 128;
+  const unsigned threads = wide > 0 ? kWideThreads : 128;
   choice.kernel<<<launch.blocks(most, std::max(fit, 1)), threads, shared, launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("score_mma");
 }

@@ -119,11 +119,15 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
   picking.keys = most_keys(shape, a.admit);
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
-  Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },
-                                                      [&](const Group& g) {
-                                                        score(scoring, g, launch);
-                                                        pick(picking, g, launch);
-                                                      });
+  Walk{room, a.rows.count, most_keys(shape, a.admit)}(
+      [&](const Group& g) { look(look_at, g, launch); },
+      [&](const Group& g) {
+        score(scoring, g, launch);
+        // Of dense keys without a mask each is live.
+        const KeptRows kept{room.facts, room.scores, g.chunk, g.first_row, g.count};
+        const bool live = !keys.paged && g.chunk >= picking.keys;
+        if (!live || !pick_in_clusters(look_at, kept, emission, launch)) pick(picking, g, launch);
+      });
 }
 
 }  // namespace

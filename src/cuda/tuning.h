@@ -26,7 +26,7 @@ constexpr int kUsualCluster = 8;
 constexpr int kClustersPerSm = 1 << 15;
 /// Rows, and scores of each, from which a thread block picks from a whole row in one reading (pick_stream.cu).
 constexpr int64_t kStreamRows = 32;
-constexpr int64_t kStreamKeys = 4096;
+constexpr int64_t kStreamKeys = 16384;
 /// Candidate ids kept at a time.
 constexpr int64_t kIdEntries = 1 << 20;
 /// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.
@@ -47,10 +47,11 @@ constexpr size_t kSharedOfSm = 200 * 1024;
 constexpr size_t kBlocksOfRegisters = 3;
 /// Query rows that share one read of their keys.
 constexpr int kMaxTileRows = 8;
-/// The same where each of a block's 8 warps has 64 keys in registers: a block fills an SM, and its queries the shared
+/// The same where each of a block's 12 warps has 48 keys in registers: a block fills an SM, and its queries the shared
 /// memory (12 rows of 64 heads). Keys of all warps.
+constexpr int kWideTiles = 3, kWideThreads = 384;
 constexpr int kWideTileRows = 12;
-constexpr uint32_t kWidePiece = 512;
+constexpr uint32_t kWidePiece = kWideThreads / 32 * 16 * kWideTiles;
 
 /// Prefill on Hopper (prefill_sm90.cu). Query rows from which it is taken, and winners up to which its lists suit.
 constexpr int64_t kPrefillRows = 257;

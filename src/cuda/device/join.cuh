@@ -51,24 +51,47 @@ __device__ void join(const Tokens& tokens, int count, int dim, float* x) {
 }
 
 /// The same for a vector in a warp's registers; kNarrow: rounded to bf16. lane(j, value, score) gives this lane's numbers.
+/// Few tokens stay there, more are read twice.
 template <bool kNarrow, class Tokens, int kEach>
 __device__ __forceinline__ void join_lanes(const Tokens& tokens, int count, float (&x)[kEach]) {
-  float most[kEach], sum[kEach] = {}, weights[kEach] = {}, value[kEach], score[kEach];
-  tokens.lane(0, value, most);
-#pragma unroll 1
-  for (int j = 1; j < count; ++j) {
-    tokens.lane(j, value, score);
+  constexpr int kFew = 4;
+  const bool few = count <= kFew;
+  float most[kEach], sum[kEach] = {}, weights[kEach] = {}, value[kFew][kEach], score[kFew][kEach];
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) most[e] = score[e] > most[e] ? score[e] : most[e];
+  for (int j = 0; j < kFew; ++j) {
+    if (j < count) tokens.lane(j, value[j], score[j]);
+  }
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) most[e] = score[0][e];
+#pragma unroll
+  for (int j = 1; j < kFew; ++j) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) most[e] = j < count && score[j][e] > most[e] ? score[j][e] : most[e];
   }
 #pragma unroll 1
-  for (int j = 0; j < count; ++j) {
-    tokens.lane(j, value, score);
+  for (int j = kFew; j < count; ++j) {
+    tokens.lane(j, value[0], score[0]);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) most[e] = score[0][e] > most[e] ? score[0][e] : most[e];
+  }
+  const auto add = [&](const float(&values)[kEach], const float(&scores)[kEach]) {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const float p = exp_of_negative(score[e] - most[e]);
-      sum[e] = sum[e] + value[e] * p;
+      const float p = exp_of_negative(scores[e] - most[e]);
+      sum[e] = sum[e] + values[e] * p;
       weights[e] = weights[e] + p;
+    }
+  };
+  if (few) {
+#pragma unroll
+    for (int j = 0; j < kFew; ++j) {
+      if (j < count) add(value[j], score[j]);
+    }
+  } else {
+#pragma unroll 1
+    for (int j = 0; j < count; ++j) {
+      tokens.lane(j, value[0], score[0]);
+      add(value[0], score[0]);
     }
   }
 #pragma unroll
