@@ -23,8 +23,8 @@ constexpr uint32_t kList = 8192;     ///< keys that are kept at most
 constexpr uint32_t kWhole = 4096;    ///< so short a row is kept whole
 constexpr uint32_t kSamples = 2048;  ///< of a row
 constexpr uint32_t kMostKeys = 1 << 18;
-constexpr uint32_t kGroup = 128;        ///< neighbours that one read of a warp brings
-constexpr uint32_t kTurn = 2 * kGroup;  ///< that a warp reads at a time
+constexpr uint32_t kGroup = 128;  ///< neighbours that one read of a warp brings
+constexpr uint32_t kReads = 4;    ///< of a warp that are under way
 
 struct StreamJob {
   Emission emission;
@@ -37,9 +37,10 @@ struct StreamJob {
 
 struct StreamShared {
   SelectRoom select;
-  uint32_t keys[kList];                     ///< scores, then of the order; before that, samples
-  uint32_t indices[kList];                  ///< in the row
-  uint32_t groups[kMostKeys / kGroup + 2];  ///< where the kept keys of each begin, times 256, and how many there are
+  uint32_t keys[kList];     ///< scores, then of the order; before that, samples
+  uint32_t indices[kList];  ///< in the row
+  uint32_t
+      groups[kMostKeys / kGroup + kReads];  ///< where the kept keys of each begin, times 256, and how many there are
   uint32_t found;                           ///< more than kList: not all are there
 };
 
@@ -81,12 +82,12 @@ __device__ __forceinline__ uint4 read(const StreamRow& row, uint32_t v) {
   return 4 * v >= row.lead && 4 * v + 4 <= row.last ? __ldcs(row.vectors + v) : read_edge(row, v);
 }
 
-/// Bits of eight scores that are kept, the first lowest: the sign of a difference to the next number below the least is
-/// shifted in. A NaN is not kept: the NaN that this device's arithmetic makes has no sign.
-__device__ __forceinline__ uint32_t mark(const uint4 (&four)[2], float below) {
+/// Bits of scores that are kept, the first lowest: the sign of a difference to the next number below the least is shifted
+/// in. A NaN is not kept: the NaN that this device's arithmetic makes has no sign.
+__device__ __forceinline__ uint32_t mark(const uint4 (&four)[kReads], float below) {
   uint32_t marks = 0;
 #pragma unroll
-  for (int e = 1; e >= 0; --e) {
+  for (int e = kReads - 1; e >= 0; --e) {
     const uint32_t each[4] = {four[e].x, four[e].y, four[e].z, four[e].w};
 #pragma unroll
     for (int i = 3; i >= 0; --i) marks = __funnelshift_l(__float_as_uint(below - __uint_as_float(each[i])), marks, 1);
@@ -125,51 +126,59 @@ __device__ float least_kept(const StreamRow& row, uint32_t n, uint32_t k, Stream
   return cut.key <= kMinusInfinity ? -INFINITY : score_of_key(cut.key);
 }
 
-/// How many of a warp's kept scores come before a lane's, for each of two groups, and how many there are.
+/// How many of a warp's kept scores come before a lane's in each of four groups, and how many there are: a byte each.
 struct Places {
-  uint32_t before[2], all[2];
+  uint32_t before, all;
 
   __device__ __forceinline__ explicit Places(uint32_t marks) {
-    const uint32_t own = __popc(marks & 15u) | __popc(marks >> 4) << 16;
+    const uint32_t own = __popc(marks & 0xFu) | __popc(marks & 0xF0u) << 8 | __popc(marks & 0xF00u) << 16 |
+                         __popc(marks & 0xF000u) << 24;
     uint32_t sum = own;
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) {
       const uint32_t other = __shfl_up_sync(~0u, sum, step);
       if (threadIdx.x % 32 >= step) sum += other;
     }
-    const uint32_t total = __shfl_sync(~0u, sum, 31);
-    sum -= own;
-    before[0] = sum & 0xFFFFu, before[1] = sum >> 16;
-    all[0] = total & 0xFFFFu, all[1] = total >> 16;
+    all = __shfl_sync(~0u, sum, 31), before = sum - own;
+  }
+  /// Of all groups before group e.
+  __device__ __forceinline__ uint32_t first(uint32_t e) const {
+    return __dp4a(e < 4 ? all & ((1u << 8 * e) - 1) : all, 0x01010101u, 0u);
   }
 };
+static_assert(kReads == 4 && kGroup < 256);
 
 /// Keeps the row's scores from `least` on, as they are. Ends with a barrier.
 __device__ __forceinline__ void keep(const StreamRow& row, float least, StreamShared& s) {
+  constexpr uint32_t kTurn = kReads * kGroup / 4;  // vectors of a warp
   const uint32_t lane = threadIdx.x % 32, vectors = (row.last + 3) / 4;
   const bool all = is_nan(least);
   const float below = next_below(least);
 #pragma unroll 1
-  for (uint32_t base = threadIdx.x / 32 * (kTurn / 4); base < vectors; base += kSelectThreads / 32 * (kTurn / 4)) {
-    uint4 four[2];
+  for (uint32_t base = threadIdx.x / 32 * kTurn; base < vectors; base += kSelectThreads / 32 * kTurn) {
+    uint4 four[kReads];
 #pragma unroll
-    for (uint32_t e = 0; e < 2; ++e) {
+    for (uint32_t e = 0; e < kReads; ++e) {
       const uint32_t v = base + e * 32 + lane;
       four[e] = v < vectors ? read(row, v) : uint4{kNotLiveScore, kNotLiveScore, kNotLiveScore, kNotLiveScore};
     }
     uint32_t marks = mark(four, below);
-    if (all) marks = mark_live(row, four[0], base + lane) | mark_live(row, four[1], base + 32 + lane) << 4;
+#pragma unroll 1
+    for (uint32_t e = 0; all && e < kReads; ++e) {
+      if (e == 0) marks = 0;
+      const uint32_t v = base + e * 32 + lane;
+      if (v < vectors) marks |= mark_live(row, read(row, v), v) << 4 * e;
+    }
     const Places places(marks);
     uint32_t at = 0;
-    if (lane == 0) at = add_shared(&s.found, places.all[0] + places.all[1]);
+    if (lane == 0) at = add_shared(&s.found, places.first(4));
     at = __shfl_sync(~0u, at, 0);
-    const uint32_t second = at + places.all[0];
-    if (second + places.all[1] > kList) continue;  // the same in every lane; found says so
-    if (lane < 2) s.groups[base / 32 + lane] = lane == 0 ? at << 8 | places.all[0] : second << 8 | places.all[1];
+    if (at + places.first(4) > kList) continue;  // the same in every lane; found says so
+    if (lane < kReads) s.groups[base / 32 + lane] = (at + places.first(lane)) << 8 | (places.all >> 8 * lane & 255u);
 #pragma unroll
-    for (uint32_t e = 0; e < 2; ++e) {
+    for (uint32_t e = 0; e < kReads; ++e) {
       const uint32_t each[4] = {four[e].x, four[e].y, four[e].z, four[e].w};
-      uint32_t to = (e == 0 ? at : second) + places.before[e];
+      uint32_t to = at + places.first(e) + (places.before >> 8 * e & 255u);
       const uint32_t first = (base + e * 32 + lane) * 4 - row.lead;
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
@@ -233,7 +242,7 @@ __device__ __noinline__ void count_nans(const StreamJob& job, StreamRow row, uin
   count(job.stats, kNanScores, nans);
 }
 
-__global__ __launch_bounds__(kSelectThreads, 2) void pick_stream(const __grid_constant__ StreamJob job) {
+__global__ __launch_bounds__(kSelectThreads, 1) void pick_stream(const __grid_constant__ StreamJob job) {
   extern __shared__ uint4 memory[];
   StreamShared& s = *reinterpret_cast<StreamShared*>(memory);
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
@@ -294,7 +303,7 @@ bool pick_in_stream(const PickParams& p, const Group& group, const Launch& launc
   const bool whole = group.first_key == 0 && (!kept || group.chunk >= p.keys);
   if (!simple || !(kept || flat) || !whole || !stream_suits(group.count, keys, p.emission.topk)) return false;
   StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, p.emission.stats};
-  pick_stream<<<launch.blocks(group.count, 2), kSelectThreads, sizeof(StreamShared), launch.stream()>>>(job);
+  pick_stream<<<launch.blocks(group.count, 1), kSelectThreads, sizeof(StreamShared), launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("pick_stream");
   return true;
 }
