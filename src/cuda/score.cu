@@ -102,7 +102,7 @@ __device__ void load_whole_queries(const ScoreJob& job, int64_t row, int rows, u
   if constexpr (Codes::kBlockScales) {
     load_queries<Codes>(job, row, rows, 0, job.head_tiles, q, weights);
   } else {
-    constexpr int kPairs = kSteps / 2, kBatch = 11;  // three turns of 12 rows of 64 heads
+    constexpr int kPairs = kSteps / 2, kBatch = 6;
     const Tensor &values = job.p.q.values, &w = job.p.q.weights;
     const int lane = threadIdx.x % 32, blocks = rows * job.head_tiles * kPairs, warps = blockDim.x / 32;
     const uint8_t* from = static_cast<const uint8_t*>(values.data) + row * values.stride[0] * Codes::kBytes;
@@ -141,38 +141,19 @@ struct TileRoom {
   TileSpan span;
 };
 
-/// As span_of says it, by a warp, a lane a row; and what each row looks at.
-__device__ void span_by_warp(const ScoreJob& job, int rows, TileRoom& room) {
-  const int r = static_cast<int>(threadIdx.x);
-  const RowFact& f = room.facts[min(r, rows - 1)];
-  const Span s = chunk_of(f, job.group.first_key, job.group.chunk);
-  const bool looks = r < rows && s.first != s.last;
-  const uint32_t any = __ballot_sync(~0u, looks);
-  const int32_t table_row = looks ? f.table_row : INT32_MIN, first_row = looks ? f.table_row : INT32_MAX;
-  const uint32_t keys = looks ? s.last - s.first : 0;
-  TileSpan t{false, INT64_MAX, 0, 0, __reduce_max_sync(~0u, table_row)};
-  const bool same = __reduce_min_sync(~0u, first_row) == t.table_row;
-  const int32_t low = looks ? f.low + static_cast<int32_t>(s.first) : INT32_MAX;
-  const int32_t high = looks ? f.low + static_cast<int32_t>(s.last) : 0;
-  t.low = __reduce_min_sync(~0u, low), t.high = __reduce_max_sync(~0u, high);
-  const uint32_t apart = __reduce_add_sync(~0u, (keys + job.piece - 1) / job.piece);
-  const int64_t together = (t.high - t.low + job.piece - 1) / job.piece;
-  t.shared = job.p.ids == nullptr && any != 0 && same && together <= apart;
-  t.pieces = t.shared ? static_cast<uint32_t>(together) : apart;
-  if (r < rows) room.looks[r] = {t.shared ? f.low : 0, s.first, s.last};
-  if (r == 0) room.span = t;
-}
-
-/// load() brings what else the tile needs; all of it is there behind this.
-template <class Load>
-__device__ __forceinline__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoom& room,
-                                           const Load& load) {
+__device__ void enter_tile(const ScoreJob& job, uint32_t tile, int rows, TileRoom& room) {
   const uint32_t* from = reinterpret_cast<const uint32_t*>(job.p.facts + int64_t{tile} * job.tile_rows);
   const int words = rows * static_cast<int>(sizeof(RowFact) / sizeof(uint32_t));
   for (int i = threadIdx.x; i < words; i += blockDim.x) reinterpret_cast<uint32_t*>(room.facts)[i] = from[i];
-  load();
   __syncthreads();
-  if (threadIdx.x < 32) span_by_warp(job, rows, room);
+  if (threadIdx.x == 0)
+    room.span = span_of(room.facts, rows, job.p.ids != nullptr, job.group.first_key, job.group.chunk, job.piece);
+  __syncthreads();
+  if (threadIdx.x < rows) {
+    const RowFact& f = room.facts[threadIdx.x];
+    const Span s = chunk_of(f, job.group.first_key, job.group.chunk);
+    room.looks[threadIdx.x] = {room.span.shared ? f.low : 0, s.first, s.last};
+  }
   __syncthreads();
 }
 
@@ -358,13 +339,14 @@ __global__ __launch_bounds__(kThreads<kTiles>,
         min(static_cast<long long>(job.tile_rows), static_cast<long long>(job.group.count - tile_row)));
     if (entered != share.tile) {
       __syncthreads();  // the tile before is done with its queries
-      enter_tile(job, share.tile, rows, room, [&] {
-        if constexpr (kTiles == kWideTiles) {
-          load_whole_queries<Codes, kSteps>(job, job.group.first_row + tile_row, rows, q, weights);
-        } else if (job.head_block == job.head_tiles) {
-          load_queries<Codes>(job, job.group.first_row + tile_row, rows, 0, job.head_tiles, q, weights);
-        }
-      });
+      enter_tile(job, share.tile, rows, room);
+      if constexpr (kTiles == kWideTiles) {
+        load_whole_queries<Codes, kSteps>(job, job.group.first_row + tile_row, rows, q, weights);
+        __syncthreads();
+      } else if (job.head_block == job.head_tiles) {
+        load_queries<Codes>(job, job.group.first_row + tile_row, rows, 0, job.head_tiles, q, weights);
+        __syncthreads();
+      }
       entered = share.tile;
     }
     const Piece piece = piece_of(room.span, room.facts, rows, job.group.first_key, job.group.chunk, job.piece,

@@ -18,23 +18,19 @@ bool needs_scores(const Selection& out) {
   return out.scores.data != nullptr || out.blocks.data != nullptr || out.order == Order::score;
 }
 
-/// calls work(group, facts) for all groups, facts being its rows'; look comes before the first chunk of each, of several
-/// groups at once where only facts are made.
+/// calls work(group) for all groups; look comes before the first chunk of each.
 struct Walk {
   Room room;
   int64_t rows, keys;  ///< keys: most that a row can look at
 
   template <class Look, class Work>
   void operator()(const Look& look_at, const Work& work) const {
-    const int64_t groups = room.ids == nullptr ? std::max<int64_t>(kGroupRows / room.group_rows, 1) : 1;
-    const int64_t looked = groups * room.group_rows;
     for (int64_t row = 0; row < rows; row += room.group_rows) {
-      Group group{row, std::min(looked, rows - row), 0, static_cast<uint32_t>(room.chunk_keys)};
-      if (row % looked == 0) look_at(group);
-      group.count = std::min(room.group_rows, rows - row);
+      Group group{row, std::min(room.group_rows, rows - row), 0, static_cast<uint32_t>(room.chunk_keys)};
+      look_at(group);
       for (int64_t key = 0; key < std::max<int64_t>(keys, 1); key += room.chunk_keys) {
         group.first_key = static_cast<uint32_t>(key);
-        work(group, room.facts + row % looked);
+        work(group);
       }
     }
   }
@@ -105,18 +101,18 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
     decode(look_at, a.q, emission, exec.workspace, launch);
     return;
   }
-  ScoreParams scoring{cores,
-                      keys,
-                      a.q,
-                      {room.scores, {}, a.admit.mask, 0, 0},
-                      room.facts,
-                      room.ids,
-                      room.id_stride,
-                      static_cast<uint32_t>(a.admit.candidate_block_size),
-                      room.work,
-                      exec.stats,
-                      a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
-                      a.rows.next_n};
+  const ScoreParams scoring{cores,
+                            keys,
+                            a.q,
+                            {room.scores, {}, a.admit.mask, 0, 0},
+                            room.facts,
+                            room.ids,
+                            room.id_stride,
+                            static_cast<uint32_t>(a.admit.candidate_block_size),
+                            room.work,
+                            exec.stats,
+                            a.rows.request.data != nullptr || a.rows.q_indptr.data != nullptr,
+                            a.rows.next_n};
   PickParams picking{};
   picking.emission = emission;
   picking.block_scores = part.block_scores;
@@ -125,11 +121,10 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   Walk{room, a.rows.count, most_keys(shape, a.admit)}(
       [&](const Group& g) { look(look_at, g, launch); },
-      [&](const Group& g, RowFact* facts) {
-        scoring.facts = picking.room.facts = facts;
+      [&](const Group& g) {
         score(scoring, g, launch);
         // Of dense keys without a mask each is live.
-        const KeptRows kept{facts, room.scores, g.chunk, g.first_row, g.count};
+        const KeptRows kept{room.facts, room.scores, g.chunk, g.first_row, g.count};
         const bool live = !keys.paged && g.chunk >= picking.keys;
         if (!live || !pick_in_clusters(look_at, kept, emission, launch)) pick(picking, g, launch);
       });
@@ -167,10 +162,7 @@ void topk(const Topk& a, const Exec& exec) {
   picking.room = room, picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
   picking.keys = shape.keys;
   Walk{room, a.rows.count, 1}([&](const Group& g) { look(look_at, g, launch); },
-                              [&](const Group& g, RowFact* facts) {
-                                picking.room.facts = facts;
-                                pick(picking, g, launch);
-                              });
+                              [&](const Group& g) { pick(picking, g, launch); });
 }
 
 void select_blocks(const SelectBlocks& a, const Exec& exec) {
@@ -186,10 +178,7 @@ void select_blocks(const SelectBlocks& a, const Exec& exec) {
   picking.emission.stats = exec.stats;
   picking.scores = a.scores, picking.rows = a.rows, picking.room = room, picking.has_blocks = true;
   Walk{room, a.rows.count, 1}([&](const Group& g) { look(look_at, g, launch); },
-                              [&](const Group& g, RowFact* facts) {
-                                picking.room.facts = facts;
-                                pick(picking, g, launch);
-                              });
+                              [&](const Group& g) { pick(picking, g, launch); });
 }
 
 }  // namespace topkey::cuda
