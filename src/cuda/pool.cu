@@ -252,10 +252,6 @@ void pool_k(const PoolK& a, const Exec& exec) {
   const QuantRule rule = rule_of(QuantRule::automatic, a.cache.format, QuantRule::kpool_key);
   Pools p{common_of(a.cache, a.slot_mapping, rule, a.scale), a.k, a.gate, a.ape, a.tail};
   Common& c = p.c;
-  const int64_t ring = a.tail.data != nullptr ? a.tail.shape[2] : 1;
-  c.log_ring = 0;
-  while (int64_t{1} << c.log_ring < ring) ++c.log_ring;
-  if (int64_t{1} << c.log_ring != ring) c.log_ring = -1;
   c.batch.rows.request = a.request, c.batch.rows.q_indptr = a.q_indptr, c.batch.rows.next_n = a.next_n;
   c.batch.positions = a.positions, c.state_slots = a.tail_slots, c.tokens = a.pool_size, c.stats = exec.stats;
   c.entries = a.tail.data != nullptr ? a.tail.shape[0] * a.tail.shape[2] : 0;

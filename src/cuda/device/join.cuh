@@ -51,47 +51,24 @@ __device__ void join(const Tokens& tokens, int count, int dim, float* x) {
 }
 
 /// The same for a vector in a warp's registers; kNarrow: rounded to bf16. lane(j, value, score) gives this lane's numbers.
-/// Few tokens stay there, more are read twice.
 template <bool kNarrow, class Tokens, int kEach>
 __device__ __forceinline__ void join_lanes(const Tokens& tokens, int count, float (&x)[kEach]) {
-  constexpr int kFew = 4;
-  const bool few = count <= kFew;
-  float most[kEach], sum[kEach] = {}, weights[kEach] = {}, value[kFew][kEach], score[kFew][kEach];
+  float most[kEach], sum[kEach] = {}, weights[kEach] = {}, value[kEach], score[kEach];
+  tokens.lane(0, value, most);
+#pragma unroll 1
+  for (int j = 1; j < count; ++j) {
+    tokens.lane(j, value, score);
 #pragma unroll
-  for (int j = 0; j < kFew; ++j) {
-    if (j < count) tokens.lane(j, value[j], score[j]);
-  }
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) most[e] = score[0][e];
-#pragma unroll
-  for (int j = 1; j < kFew; ++j) {
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) most[e] = j < count && score[j][e] > most[e] ? score[j][e] : most[e];
+    for (int e = 0; e < kEach; ++e) most[e] = score[e] > most[e] ? score[e] : most[e];
   }
 #pragma unroll 1
-  for (int j = kFew; j < count; ++j) {
-    tokens.lane(j, value[0], score[0]);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) most[e] = score[0][e] > most[e] ? score[0][e] : most[e];
-  }
-  const auto add = [&](const float(&values)[kEach], const float(&scores)[kEach]) {
+  for (int j = 0; j < count; ++j) {
+    tokens.lane(j, value, score);
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      const float p = exp_of_negative(scores[e] - most[e]);
-      sum[e] = sum[e] + values[e] * p;
+      const float p = exp_of_negative(score[e] - most[e]);
+      sum[e] = sum[e] + value[e] * p;
       weights[e] = weights[e] + p;
-    }
-  };
-  if (few) {
-#pragma unroll
-    for (int j = 0; j < kFew; ++j) {
-      if (j < count) add(value[j], score[j]);
-    }
-  } else {
-#pragma unroll 1
-    for (int j = 0; j < count; ++j) {
-      tokens.lane(j, value[0], score[0]);
-      add(value[0], score[0]);
     }
   }
 #pragma unroll

@@ -17,11 +17,7 @@ struct Batch {
   Rows rows;
   Tensor positions;
 
-  __device__ int64_t request(int64_t row) const {
-    if (rows.request.data != nullptr) return integer(rows.request, row);
-    if (rows.q_indptr.data != nullptr) return request_in(rows.q_indptr, row);
-    return rows.next_n > 1 ? quotient(row, rows.next_n) : row;
-  }
+  __device__ int64_t request(int64_t row) const { return window_of(rows, row, 0).request; }
   /// -1: a padding row, or no position that a sequence can have.
   __device__ int64_t position(int64_t row) const {
     constexpr int64_t kLast = int64_t{1} << 48;
@@ -103,7 +99,6 @@ struct Common {
   int vector_each;
   Claims key_claims, state_claims;  ///< of cache slots and state slots
   int rows_each;                    ///< neighbouring rows that a warp takes at a time, 1 to 32
-  int log_ring;                     ///< of a pool's ring of 1 << so many entries; -1: of another length
 
   /// Reads what is soon asked of a row, all at once, so that memory is waited for once.
   __device__ __forceinline__ void fetch(int64_t row) const {
@@ -131,17 +126,15 @@ struct Pools {
     const int64_t own = c.state_slot(row), ring = tail.data != nullptr ? tail.shape[2] : 1;
     const auto entry = [&](int64_t position) {
       if (own < 0 || own >= c.entries) return int64_t{-1};
-      return ring_of(own) * ring + position - ring_of(position) * ring;
+      return quotient(own, ring) * ring + position - quotient(position, ring) * ring;
     };
     return Seeker(c.batch, row).collect(last, c.tokens, sources, entry) ? c.tokens : 0;
   }
   __device__ int64_t rope_position(int64_t) const { return 0; }
-  __device__ __forceinline__ int64_t ring_of(int64_t entry) const {
-    return c.log_ring >= 0 ? entry >> c.log_ring : quotient(entry, tail.data != nullptr ? tail.shape[2] : 1);
-  }
   __device__ uint16_t* tail_at(int64_t entry, int half) const {
-    const int64_t block = ring_of(entry);
-    return element<uint16_t>(tail, block, half, entry - block * tail.shape[2]);
+    const int64_t ring = tail.shape[2];
+    const int64_t block = quotient(entry, ring);
+    return element<uint16_t>(tail, block, half, entry - block * ring);
   }
   struct Found {
     const Pools& p;
@@ -177,9 +170,10 @@ struct Pools {
   };
   __device__ Found found(int64_t, int, const int64_t* sources) const { return {*this, sources}; }
   __device__ void leave(int64_t row, int64_t entry) const {
-    uint16_t* to = tail_at(entry, 0);
-    const uint16_t *from = element<uint16_t>(k, row), *from_gate = element<uint16_t>(gate, row);
-    for (int d = lane_id(); d < c.recipe.head_dim; d += 32) to[d] = from[d], to[tail.stride[1] + d] = from_gate[d];
+    for (int d = lane_id(); d < c.recipe.head_dim; d += 32) {
+      tail_at(entry, 0)[d] = *element<uint16_t>(k, row, d);
+      tail_at(entry, 1)[d] = *element<uint16_t>(gate, row, d);
+    }
   }
 };
 
