@@ -259,20 +259,45 @@ TEST_P(CacheTest, RopePositionOutsideTheTableStoresANanKey) {
   EXPECT_EQ(stats[topkey::kSkippedPages], 1u);
 }
 
+/// Few rows, and so many that a backend may not look through all of them for each.
 TEST_P(CacheTest, EqualSlotsHoldOneRowWhole) {
-  std::vector<int64_t> slots;
-  for (int64_t t = 0; t < 60; ++t) slots.push_back(t % 3);
-  const Array k = normal_keys(60, 32, 76);
-  const Dense rows = quantized(k.view(), KeyFormat::fp8);
-  const Pool pool(KeyFormat::fp8, Layout::planar, 4, 32, 1, 4 * 36);
-  store(k, slots, pool);
-  for (int64_t slot = 0; slot < 3; ++slot) {
-    const uint8_t *v = pool.page(0) + slot * 32, *s = pool.page(0) + 4 * 32 + slot * 4;
-    const KeyRow held{Bytes(v, v + 32), Bytes(s, s + 4)};
-    int matches = 0;
-    for (int64_t t = slot; t < 60; t += 3) matches += rows.row(t) == held;
-    EXPECT_GE(matches, 1) << "slot " << slot << " holds a mixture";
+  for (const int32_t dim : {32, 64, 128}) {
+    for (const int64_t count : {60, 3000}) {
+      std::vector<int64_t> slots;
+      for (int64_t t = 0; t < count; ++t) slots.push_back(t % 3);
+      const Array k = normal_keys(count, dim, 76);
+      const Dense rows = quantized(k.view(), KeyFormat::fp8);
+      const Pool pool(KeyFormat::fp8, Layout::planar, 4, dim, 1, 4 * (dim + 4));
+      store(k, slots, pool);
+      for (int64_t slot = 0; slot < 3; ++slot) {
+        const uint8_t *v = pool.page(0) + slot * dim, *s = pool.page(0) + int64_t{4} * dim + slot * 4;
+        const KeyRow held{Bytes(v, v + dim), Bytes(s, s + 4)};
+        int matches = 0;
+        for (int64_t t = slot; t < count; t += 3) matches += rows.row(t) == held;
+        EXPECT_GE(matches, 1) << "slot " << slot << " of " << count << " rows holds a mixture";
+      }
+    }
   }
+}
+
+/// Rows of many slots, of which some come twice: one of them stays, whole, and all others are where they belong.
+TEST_P(CacheTest, ManyRowsOfWhichSomeMeet) {
+  constexpr int64_t kRows = 5000, kSlots = 4100;
+  const Array k = normal_keys(kRows, 128, 77);
+  const Dense rows = quantized(k.view(), KeyFormat::fp8);
+  const Pool pool(KeyFormat::fp8, Layout::planar, 64, 128, (kSlots + 63) / 64, 64 * 132);
+  std::vector<int64_t> slots;
+  for (int64_t t = 0; t < kRows; ++t) slots.push_back(t % 7 == 3 ? -1 : t * 2477 % kSlots);
+  store(k, slots, pool);
+  std::vector<int> held(kSlots, 0);
+  for (int64_t t = 0; t < kRows; ++t) {
+    if (slots[static_cast<size_t>(t)] < 0) continue;
+    const int64_t slot = slots[static_cast<size_t>(t)], at = slot % 64;
+    const uint8_t *v = pool.page(slot / 64) + at * 128, *s = pool.page(slot / 64) + 64 * 128 + at * 4;
+    held[static_cast<size_t>(slot)] += rows.row(t) == KeyRow{Bytes(v, v + 128), Bytes(s, s + 4)} ? 1 : 2;
+  }
+  for (int64_t slot = 0; slot < kSlots; ++slot)
+    EXPECT_TRUE(held[static_cast<size_t>(slot)] != 2 && held[static_cast<size_t>(slot)] != 4) << slot;
 }
 
 TEST_P(CacheTest, ReadyCodesAreCopied) {

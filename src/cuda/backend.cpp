@@ -62,6 +62,9 @@ size_t workspace_bytes(Op op, const Shape& shape) {
     case Op::mqa_topk:
     case Op::paged_mqa_topk:
     case Op::merge_topk: return room_bytes(op, shape);
+    case Op::store_k: return store_bytes(shape.rows);
+    case Op::pool_k:
+    case Op::compress_k: return pool_bytes(shape.rows);
     default: return 0;
   }
 }

@@ -1,90 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `cache`: key rows into pages and out of them, a warp a row.
+// Stage `cache`: key rows into pages, a warp a row. Vectors of 64 or 128 numbers stay in registers (device/vector.cuh);
+// ready codes, tiled pages, odd dims and strides take the way through shared memory.
 #include "cuda/check.h"
-#include "cuda/keys.h"
+#include "cuda/claims.h"
+#include "cuda/device/key_rows.cuh"
 #include "cuda/launch.h"
 #include "cuda/producer.h"
 #include "cuda/stages.h"
+#include "cuda/vectors.h"
+#include "cuda/workspace.h"
 
 namespace topkey::cuda {
 namespace {
 
-struct RowBytes {
-  uint8_t *values, *scale;
-};
 struct StoreJob {
   StoreK a;
   Recipe recipe;
   PageLayout layout;
   bool ready;       ///< codes are given
   int64_t scratch;  ///< bytes a warp, for tiled pages
+  Claims claims;
   uint64_t* stats;
 };
-struct GatherJob {
-  GatherK a;
-  KeySource keys;
-  PageLayout layout;
+/// Where and whence vectors go.
+struct StoreVectors {
+  VectorRecipe recipe;
+  Lines k;
+  Whole slots;
+  uint32_t rows, slot_count, page_size;
+  uint8_t* pages;
+  int64_t page_stride;
+  uint32_t value_step, scale_step;
+  int64_t scale_base;
+  Claims claims;
   uint64_t* stats;
 };
-
-/// Bytes of row `row` of dense keys of this layout.
-__device__ RowBytes dense_row(const Tensor& values, const Tensor& scales, const PageLayout& layout, int64_t row) {
-  const int64_t element_bytes = layout.value / values.shape[1];
-  return {static_cast<uint8_t*>(values.data) + row * values.stride[0] * element_bytes, scale_at(scales, row)};
-}
-
-__device__ void copy_bytes(uint8_t* to, const uint8_t* from, int64_t bytes) {
-  const uint64_t both = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from);
-  const int64_t words = both % 4 == 0 ? bytes / 4 : 0;
-  for (int64_t i = lane_id(); i < words; i += 32)
-    reinterpret_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
-  for (int64_t i = words * 4 + lane_id(); i < bytes; i += 32) to[i] = from[i];
-}
-__device__ void copy_row(const RowBytes& to, const uint8_t* values, const uint8_t* scale, const PageLayout& layout) {
-  copy_bytes(to.values, values, layout.value);
-  if (layout.scale > 0) copy_bytes(to.scale, scale, layout.scale);
-}
-
-__device__ void copy_to_page(uint8_t* values, uint8_t* scale, const RowBytes& from, const PageLayout& layout) {
-  if (layout.tile == 0) {
-    copy_row({values, scale}, from.values, from.scale, layout);
-    return;
-  }
-  for (int64_t j = lane_id(); j < layout.value; j += 32) values[value_gap(layout.tile, j)] = from.values[j];
-  for (int64_t j = lane_id(); j < layout.scale; j += 32)
-    scale[scale_gap(layout.scale_tile, layout.scale, j)] = from.scale[j];
-}
-__device__ void copy_from_page(const RowBytes& to, const KeyBytes& from, const PageLayout& layout) {
-  if (layout.tile == 0) {
-    copy_row(to, from.values, from.scale, layout);
-    return;
-  }
-  for (int64_t j = lane_id(); j < layout.value; j += 32) to.values[j] = from.values[value_gap(layout.tile, j)];
-  for (int64_t j = lane_id(); j < layout.scale; j += 32)
-    to.scale[j] = from.scale[scale_gap(layout.scale_tile, layout.scale, j)];
-}
-
-/// A key that scores NaN for every query: what stands where no key can be read.
-__device__ void nan_row(const RowBytes& to, KeyFormat format, const PageLayout& layout) {
-  for (int64_t i = lane_id(); i < layout.value; i += 32) {
-    uint32_t byte = format == KeyFormat::fp8_fnuz ? 0x80 : 0x7F;  // e4m3
-    if (format == KeyFormat::bf16) byte = i % 2 == 0 ? 0xC0 : 0x7F;
-    if (format == KeyFormat::f16) byte = i % 2 == 0 ? 0x00 : 0x7E;
-    if (format == KeyFormat::f32) byte = kCanonicalNan >> (8 * (i % 4)) & 0xFF;
-    if (format == KeyFormat::q8_0) byte = i % 34 == 1 ? 0x7E : 0x00;
-    if (format == KeyFormat::mxfp4) byte = 0x00;
-    to.values[i] = static_cast<uint8_t>(byte);
-  }
-  if (is_e4m3(format) && lane_id() == 0) store_word(to.scale, kCanonicalNan);
-  for (int64_t i = lane_id(); format == KeyFormat::mxfp4 && i < layout.scale; i += 32) to.scale[i] = 255;
-}
 
 /// True if a later row has the same slot: of equal slots the last row is stored, whole.
-__device__ bool comes_again(const Tensor& slots, int64_t row, int64_t rows, int64_t slot) {
+template <class Slots>
+__device__ __forceinline__ bool comes_again(const Claims& claims, const Slots& slots, int64_t row, int64_t rows,
+                                            int64_t slot) {
+  if (claims.rows != nullptr) return !claims.is_last(slots, static_cast<uint32_t>(row), slot);
   for (int64_t base = row + 1; base < rows; base += 32) {
     const int64_t i = base + lane_id();
-    if (__any_sync(kWarp, i < rows && integer(slots, i) == slot)) return true;
+    if (__any_sync(kWarp, i < rows && slots(i) == slot)) return true;
   }
   return false;
 }
@@ -96,6 +56,7 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
   float* x = memory + threadIdx.x / 32 * dim;
   uint8_t* scratch = reinterpret_cast<uint8_t*>(memory + warps * dim) + threadIdx.x / 32 * job.scratch;
   const PageLayout& layout = job.layout;
+  const auto slots_of = [&](int64_t i) { return integer(a.slot_mapping, i); };
   const int64_t rows = a.slot_mapping.shape[0], slots = a.cache.pages.shape[0] * a.cache.page_size;
   for (int64_t row = int64_t{blockIdx.x} * warps + threadIdx.x / 32; row < rows; row += int64_t{gridDim.x} * warps) {
     const int64_t slot = integer(a.slot_mapping, row);
@@ -103,7 +64,7 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
     if (slot < 0 || slot >= slots) continue;
     const int64_t offset = slot % a.cache.page_size;
     uint8_t* page = static_cast<uint8_t*>(a.cache.pages.data) + slot / a.cache.page_size * a.cache.pages.stride[0];
-    const bool again = comes_again(a.slot_mapping, row, rows, slot);
+    const bool again = comes_again(job.claims, slots_of, row, rows, slot);
     if (job.ready) {
       const RowBytes from = dense_row(a.k, a.k_scales, layout, row);
       if (!again) copy_to_page(page + value_start(layout, offset), page + scale_start(layout, offset), from, layout);
@@ -119,70 +80,110 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
 }
 
-/// Rows past `total` are not written, but counted.
-__device__ void count_gathered(const GatherJob& job, int64_t requests) {
-  for (int64_t b = threadIdx.x; b < requests; b += blockDim.x) {
-    const int64_t first = max(0ll, static_cast<long long>(integer(job.a.indptr, b))),
-                  last = integer(job.a.indptr, b + 1);
-    const int64_t past = first > job.a.total ? first : job.a.total;
-    if (last > past) count(job.stats, kSkippedPages, static_cast<uint64_t>(last - past));
+/// The same for vectors in registers.
+template <int kEach, bool kUsual>
+__global__ __launch_bounds__(128, 10) void store_vectors(const __grid_constant__ StoreVectors job) {
+  const VectorRecipe recipe = told<kUsual>(job.recipe);
+  const DType k_dtype = kUsual ? DType::bf16 : job.k.dtype;
+  const auto slots_of = [&](int64_t i) { return job.slots[i]; };
+  for (uint32_t row = blockIdx.x * 4 + threadIdx.x / 32; row < job.rows; row += gridDim.x * 4) {
+    const int64_t slot = job.slots[row];
+    const int64_t position = recipe.rope_dim > 0 ? recipe.positions[row] : 0;
+    // What comes_again will ask, while memory is waited for anyway.
+    const uint32_t later = row + 1 + lane_id();
+    if (job.claims.rows == nullptr && later < job.rows)
+      wait_for(job.slots[later] ^ (later + 32 < job.rows ? job.slots[later + 32] : 0) ^ position);
+    RawLine<kEach> k;
+    k.read({job.k.data, job.k.step, k_dtype}, row);
+    if (slot >= job.slot_count && lane_id() == 0) count(job.stats, kSkippedSlots, 1);
+    if (slot < 0 || slot >= job.slot_count) continue;
+    Rotation<kEach> rotation{};
+    if (recipe.rope_dim > 0) rotation.read(recipe, position);
+    const bool again = comes_again(job.claims, slots_of, row, job.rows, slot);
+    float x[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) x[j] = k.value(k_dtype, j);
+    transform_vector(recipe, rotation, x);
+    if (rotation.wild && lane_id() == 0) count(job.stats, kSkippedPages, 1);
+    if (again) continue;
+    const uint32_t page = static_cast<uint32_t>(slot) / job.page_size,
+                   offset = static_cast<uint32_t>(slot) % job.page_size;
+    uint8_t* at = job.pages + page * job.page_stride;
+    quantize_vector(recipe, x, at + int64_t{offset} * job.value_step,
+                    at + job.scale_base + int64_t{offset} * job.scale_step);
   }
-  if (threadIdx.x != 0 || requests <= 0) return;
-  const int64_t rows = integer(job.a.indptr, requests);
-  count(job.stats, kRows, static_cast<uint64_t>(rows < 0 ? 0 : rows > job.a.total ? job.a.total : rows));
+  if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, job.rows);
 }
 
-__global__ __launch_bounds__(128) void gather_rows(const __grid_constant__ GatherJob job) {
-  const int64_t requests = job.a.indptr.shape[0] - 1;
-  for (int64_t i = int64_t{blockIdx.x} * 4 + threadIdx.x / 32; i < job.a.total; i += int64_t{gridDim.x} * 4) {
-    const int64_t request = request_in(job.a.indptr, i);
-    if (request < 0) continue;
-    const int64_t position = i - max(0ll, static_cast<long long>(integer(job.a.indptr, request)));
-    KeyBytes from{nullptr, nullptr};
-    if (position < job.keys.count) from = find_key(job.keys, static_cast<int32_t>(request), position);
-    const RowBytes to = dense_row(job.a.out.values, job.a.out.scales, job.layout, i);
-    if (from.values == nullptr) {
-      nan_row(to, job.a.out.format, job.layout);
-      if (lane_id() == 0) count(job.stats, kSkippedPages, 1);
-    } else {
-      copy_from_page(to, from, job.layout);
-    }
-  }
-  if (blockIdx.x == 0) count_gathered(job, requests);
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_vectors<2, false>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, false>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, true>), 0},
+                                {reinterpret_cast<const void*>(&store_rows), kMostProducerShared}};
+
+/// Whether vectors of the call can stay in registers; then how.
+bool vectors_of(const StoreJob& whole, StoreVectors* v) {
+  const StoreK& a = whole.a;
+  const int64_t slots = a.cache.pages.shape[0] * a.cache.page_size;
+  if (whole.ready || whole.layout.tile > 0 || slots >= int64_t{1} << 31 || a.slot_mapping.stride[0] != 1 ||
+      !lines_of(a.k, &v->k) || !vector_recipe_of(whole.recipe, &v->recipe))
+    return false;
+  v->slots = whole_of(a.slot_mapping);
+  v->rows = static_cast<uint32_t>(a.slot_mapping.shape[0]), v->slot_count = static_cast<uint32_t>(slots);
+  v->page_size = static_cast<uint32_t>(a.cache.page_size);
+  v->pages = static_cast<uint8_t*>(a.cache.pages.data), v->page_stride = a.cache.pages.stride[0];
+  v->value_step = static_cast<uint32_t>(whole.layout.value_step);
+  v->scale_step = static_cast<uint32_t>(whole.layout.scale_step), v->scale_base = whole.layout.scale_base;
+  v->claims = whole.claims, v->stats = whole.stats;
+  return true;
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_rows), kMostProducerShared},
-                                {reinterpret_cast<const void*>(&gather_rows), 0}};
+/// At most kClaimedRows rows: what comes later is stored later.
+void store_some(StoreJob job, void* workspace, const Launch& launch) {
+  const StoreK& a = job.a;
+  const int64_t rows = a.slot_mapping.shape[0], slots = a.cache.pages.shape[0] * a.cache.page_size;
+  job.claims = claim_slots(a.slot_mapping, slots, rows, 0, workspace, launch);
+  StoreVectors vectors{};
+  if (vectors_of(job, &vectors)) {
+    const auto kernel = job.recipe.head_dim == 64  ? store_vectors<2, false>
+                        : is_usual(vectors.recipe) ? store_vectors<4, true>
+                                                   : store_vectors<4, false>;
+    kernel<<<launch.blocks((rows + 3) / 4, 10), 128, 0, launch.stream()>>>(vectors);
+  } else {
+    const int warps = warps_for(job.recipe.head_dim);
+    const size_t shared = shared_for(job.recipe.head_dim) + static_cast<size_t>(warps * job.scratch);
+    store_rows<<<launch.blocks((rows + warps - 1) / warps, 8), 32 * warps, shared, launch.stream()>>>(job);
+  }
+  TOPKEY_CUDA_LAUNCHED("store_k");
+}
 
 }  // namespace
 
-KernelList cache_kernels() { return {kEntries, 2}; }
+KernelList cache_kernels() { return {kEntries, 4}; }
+
+size_t store_bytes(int64_t rows) { return claim_bytes(rows); }
 
 void store_k(const StoreK& a, const Exec& exec) {
   const int64_t rows = a.slot_mapping.shape[0], dim = a.cache.head_dim;
   if (rows == 0) return;
   const Launch launch("store_k", exec);
   const bool ready = a.k_scales.data != nullptr || a.k.dtype == DType::u8;
-  StoreJob job{a, {}, page_layout(a.cache.format, a.cache.layout, a.cache.page_size, dim), ready, 0, exec.stats};
+  StoreJob job{a, {}, page_layout(a.cache.format, a.cache.layout, a.cache.page_size, dim), ready, 0, {}, exec.stats};
   job.scratch = scratch_for(job.layout);
   Recipe& r = job.recipe;
   r.norm = a.norm, r.rope = a.rope, r.hadamard = a.hadamard, r.hadamard_scale = hadamard_scale(dim),
   r.input = a.k.dtype;
   r.rule = key_facts(a.rule, a.scale, a.cache.format), r.scale = a.scale, r.format = a.cache.format;
   r.head_dim = static_cast<int32_t>(dim);
-  const int warps = warps_for(dim);
-  const size_t shared = shared_for(dim) + static_cast<size_t>(warps * job.scratch);
-  store_rows<<<launch.blocks((rows + warps - 1) / warps, 8), 32 * warps, shared, launch.stream()>>>(job);
-  TOPKEY_CUDA_LAUNCHED("store_k");
-}
-
-void gather_k(const GatherK& a, const Exec& exec) {
-  const Launch launch("gather_k", exec);
-  const KeyCache& cache = a.keys.cache;
-  const GatherJob job{a, source_of(a.keys), page_layout(a.out.format, cache.layout, cache.page_size, cache.head_dim),
-                      exec.stats};
-  gather_rows<<<launch.blocks((a.total + 3) / 4, 8), 128, 0, launch.stream()>>>(job);
-  TOPKEY_CUDA_LAUNCHED("gather_k");
+  for (int64_t first = 0; first < rows; first += kClaimedRows) {
+    StoreJob some = job;
+    const int64_t count = std::min(rows - first, kClaimedRows);
+    some.a.slot_mapping = lines_from(a.slot_mapping, first, count);
+    some.a.k = lines_from(a.k, first, a.k.shape[0] - first);
+    if (a.k_scales.data != nullptr) some.a.k_scales = lines_from(a.k_scales, first, a.k_scales.shape[0] - first);
+    if (r.rope.dim > 0)
+      some.recipe.rope.positions = lines_from(a.rope.positions, first, a.rope.positions.shape[0] - first);
+    store_some(some, exec.workspace, launch);
+  }
 }
 
 }  // namespace topkey::cuda

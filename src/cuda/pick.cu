@@ -290,7 +290,7 @@ const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_given), kSh
 KernelList pick_kernels() { return {kEntries, 5}; }
 
 void pick(const PickParams& params, const Group& group, const Launch& launch) {
-  if (pick_quickly(params, group, launch)) return;
+  if (pick_in_stream(params, group, launch) || pick_quickly(params, group, launch)) return;
   const bool by_score = params.has_entries && params.emission.out.order == Order::score;
   const bool in_room = by_score && params.room.sort != nullptr;
   const bool kept = params.room.scores != nullptr;

@@ -19,6 +19,7 @@ struct PickJob {
   LookParams look;
   Emission emission;
   Tensor scores;   ///< f32 [R, N], unit stride
+  KeptRows kept;   ///< in place of it
   int log_blocks;  ///< 1 << so many a row
   bool whole;      ///< every row sees all columns, and its request is its number
   bool plain;      ///< the answer is positions alone
@@ -30,6 +31,12 @@ struct PickRow {
   uint32_t n, topk;  ///< n: live keys
 };
 
+/// The row's first live score.
+[[maybe_unused]] __device__ __forceinline__ const float* scores_of(const PickJob& job, const PickRow& row) {
+  if (job.kept.facts != nullptr) return job.kept.scores + (row.row - job.kept.first_row) * job.kept.chunk;
+  return element<float>(job.scores, row.row, row.low);
+}
+
 [[maybe_unused]] __device__ __noinline__ void look_at_window(const PickJob& job, PickShared& s, int32_t row) {
   int64_t skipped = 0;
   const RowFact f = window_fact(job.look, row, &skipped);
@@ -38,6 +45,11 @@ struct PickRow {
 }
 /// What thread 0 leaves in s is visible behind the next barrier.
 [[maybe_unused]] __device__ __forceinline__ PickRow look_at(const PickJob& job, PickShared& s, int32_t row) {
+  if (job.kept.facts != nullptr) {
+    const RowFact& f = job.kept.facts[row];
+    if (threadIdx.x == 0) s.start = f.start, s.request = f.request, s.skipped = 0;
+    return {static_cast<int32_t>(job.kept.first_row) + row, f.low, f.n, f.topk};
+  }
   if (job.whole) {
     if (threadIdx.x == 0) s.start = 0, s.request = row, s.skipped = 0;
     return {row, 0, static_cast<uint32_t>(job.look.width), static_cast<uint32_t>(job.look.topk)};
@@ -51,12 +63,13 @@ struct PickRow {
 [[maybe_unused]] __device__ __noinline__ void count_facts(const PickJob& job, const PickShared& s, Peers peers,
                                                           PickRow row) {
   const bool scored = row.n > 0 && (row.n > row.topk || job.look.needs_scores);
-  if (threadIdx.x == 0 && peers.rank == 0) {
+  // Of kept rows all else is counted already.
+  if (threadIdx.x == 0 && peers.rank == 0 && job.kept.facts == nullptr) {
     count(job.look.stats, kRows, 1);
     count(job.look.stats, kSkippedPages, static_cast<uint64_t>(s.skipped));
     if (scored) count(job.look.stats, kScoredKeys, row.n);
   }
-  const float* scores = element<float>(job.scores, row.row, row.low);
+  const float* scores = scores_of(job, row);
   uint32_t nans = 0;
   const uint32_t threads = kPickThreads * peers.count;
   for (uint32_t i = peers.rank * kPickThreads + threadIdx.x; scored && i < row.n; i += threads)
@@ -80,7 +93,7 @@ struct PickRow {
   __syncthreads();
   const uint32_t used = min(row.n, row.topk), threads = kPickThreads * peers.count;
   const RowWriter writer = writer_of(job, s, row.row);
-  const float* score = element<float>(job.scores, row.row, row.low);
+  const float* score = scores_of(job, row);
   for (uint32_t i = peers.rank * kPickThreads + threadIdx.x; i < used; i += threads)
     writer.put(i, int64_t{row.low} + i, job.look.needs_scores ? canonical(score[i]) : 0.0f);
   if (peers.rank == 0) close_row(job, s, row.row, used);
@@ -107,7 +120,7 @@ struct PickRow {
 
 [[maybe_unused]] __device__ __forceinline__ void pick_row(const PickJob& job, PickShared& s, uint4* vectors,
                                                           const Peers& peers, const PickRow& row) {
-  const float* scores = element<float>(job.scores, row.row, row.low);
+  const float* scores = scores_of(job, row);
   const PickPart p{s, vectors, peers, Slice(scores, row.low, row.n, peers.rank, job.log_blocks)};
   load_slice(p.slice, vectors);
   s.bins[0][threadIdx.x] = 0;
@@ -134,7 +147,7 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
   PickShared& s = *reinterpret_cast<PickShared*>(memory);
   uint4* vectors = memory + sizeof(PickShared) / sizeof(uint4);
   const Peers peers{1u << job.log_blocks, cluster_rank()};
-  const int32_t rows = static_cast<int32_t>(job.look.rows.count);
+  const int32_t rows = static_cast<int32_t>(job.kept.facts != nullptr ? job.kept.count : job.look.rows.count);
   for (int32_t r = static_cast<int32_t>(blockIdx.x >> job.log_blocks); r < rows;
        r += static_cast<int32_t>(gridDim.x >> job.log_blocks)) {
     const PickRow row = look_at(job, s, r);
@@ -187,33 +200,15 @@ bool positions_alone(const Selection& out) {
          out.index_base.data == nullptr && out.indices.stride[1] == 1;
 }
 
-}  // namespace
-
-KernelList pick_sm90_kernels() { return {kEntries, 2}; }
-
-bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emission& emission, const Launch& launch) {
-  const Selection& out = emission.out;
-  const Admit& admit = look.admit;
-  const bool simple = scores.dtype == DType::f32 && (scores.stride[1] == 1 || scores.shape[1] <= 1) &&
-                      admit.mask.data == nullptr && !present(admit.candidates) && admit.force_first == 0 &&
-                      admit.force_last == 0 && out.blocks.data == nullptr && out.order != Order::score &&
-                      out.fill != Fill::repeat;
-  const int64_t keys = look.rows.max_len > 0 ? std::min(look.width, look.rows.max_len) : look.width;
-  if (!simple || !launch.hopper() || look.rows.count > kMostRows ||
-      keys > kMaxCluster * kPickThreads * kPickVectors * 4)
-    return false;
-  const bool aligned = look.rows.start.data == nullptr && reinterpret_cast<uintptr_t>(scores.data) % 16 == 0 &&
-                       (scores.stride[0] % 4 == 0 || scores.shape[0] <= 1);
-  const int64_t vectors = std::max<int64_t>((keys + (aligned ? 3 : 6)) / 4, 1);
-  PickJob job{
-      look, emission, scores, choose_blocks(look.rows.count, vectors, launch), sees_all(look), positions_alone(out)};
+/// False where the rows are too long.
+bool launch_clusters(const PickJob& job, int64_t rows, int64_t vectors, const Launch& launch) {
   if (job.log_blocks < 0) return false;
   const int64_t blocks = int64_t{1} << job.log_blocks;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   cudaLaunchConfig_t config{};
-  const int64_t grid = launch.blocks(look.rows.count * blocks, kClustersPerSm) / blocks * blocks;
+  const int64_t grid = launch.blocks(rows * blocks, kClustersPerSm) / blocks * blocks;
   config.gridDim = dim3(static_cast<unsigned>(grid)), config.blockDim = dim3(kPickThreads);
   config.dynamicSmemBytes = shared_of(vectors, job.log_blocks), config.stream = launch.stream();
   config.attrs = &attribute, config.numAttrs = 1;
@@ -224,6 +219,44 @@ bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emissi
   if (clusters == 0) return false;
   TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, job));
   return true;
+}
+
+/// What is asked of the answer, and of whom.
+bool simple(const Selection& out, const Admit& admit) {
+  return admit.mask.data == nullptr && !present(admit.candidates) && admit.force_first == 0 && admit.force_last == 0 &&
+         out.blocks.data == nullptr && out.order != Order::score && out.fill != Fill::repeat;
+}
+constexpr int64_t kMostKeys = int64_t{kMaxCluster} * kPickThreads * kPickVectors * 4;
+
+}  // namespace
+
+KernelList pick_sm90_kernels() { return {kEntries, 2}; }
+
+bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emission& emission, const Launch& launch) {
+  const Selection& out = emission.out;
+  const int64_t keys = look.rows.max_len > 0 ? std::min(look.width, look.rows.max_len) : look.width;
+  const bool flat = scores.dtype == DType::f32 && (scores.stride[1] == 1 || scores.shape[1] <= 1);
+  if (!flat || !simple(out, look.admit) || !launch.hopper() || look.rows.count > kMostRows || keys > kMostKeys)
+    return false;
+  const bool aligned = look.rows.start.data == nullptr && reinterpret_cast<uintptr_t>(scores.data) % 16 == 0 &&
+                       (scores.stride[0] % 4 == 0 || scores.shape[0] <= 1);
+  const int64_t vectors = std::max<int64_t>((keys + (aligned ? 3 : 6)) / 4, 1);
+  const PickJob job{look,
+                    emission,
+                    scores,
+                    {},
+                    choose_blocks(look.rows.count, vectors, launch),
+                    sees_all(look),
+                    positions_alone(out)};
+  return launch_clusters(job, look.rows.count, vectors, launch);
+}
+
+bool pick_in_clusters(const LookParams& look, const KeptRows& kept, const Emission& emission, const Launch& launch) {
+  if (!simple(emission.out, look.admit) || !launch.hopper() || kept.chunk > kMostKeys - 8) return false;
+  const int64_t vectors = std::max<int64_t>((kept.chunk + (kept.chunk % 4 == 0 ? 3 : 6)) / 4, 1);
+  const PickJob job{
+      look, emission, {}, kept, choose_blocks(kept.count, vectors, launch), false, positions_alone(emission.out)};
+  return launch_clusters(job, kept.count, vectors, launch);
 }
 
 }  // namespace topkey::cuda

@@ -5,6 +5,7 @@
 #include "cuda/launch.h"
 #include "cuda/producer.h"
 #include "cuda/stages.h"
+#include "cuda/vectors.h"
 
 namespace topkey::cuda {
 namespace {
@@ -14,6 +15,21 @@ struct QueryJob {
   Recipe recipe;
   uint64_t* stats;
 };
+/// Where heads lie: bytes from row to row and from head to head.
+struct Heads {
+  uint8_t* data;
+  int64_t row, head;
+  __device__ __forceinline__ uint8_t* at(uint32_t r, uint32_t h) const { return data + r * row + h * head; }
+};
+/// Of queries whose heads stay in registers.
+struct QueryVectors {
+  VectorRecipe recipe;
+  Heads q, q_out, scales_out, weights, weights_out;
+  DType q_dtype, weights_dtype;
+  uint32_t rows, heads;
+  float softmax_scale, head_scale;
+  uint64_t* stats;
+};
 struct KeyJob {
   QuantizeK a;
   Recipe recipe;
@@ -21,13 +37,12 @@ struct KeyJob {
   uint64_t* stats;
 };
 
-/// weights_out of one head: f32 products in the rule's order.
-__device__ float scaled_weight(const QueryJob& job, float w, float q_scale) {
-  const bool fp8 = is_e4m3(job.a.format);
-  const float softmax = job.a.softmax_scale == 0.0f ? 1.0f : job.a.softmax_scale;
-  const float head = job.a.head_scale == 0.0f ? 1.0f : job.a.head_scale;
+/// weights_out of one head: f32 products in the rule's order. A scale of 0 is 1.
+__device__ __forceinline__ float scaled_weight(const RuleFacts& rule, bool fp8, float softmax_scale, float head_scale,
+                                               float w, float q_scale) {
+  const float softmax = softmax_scale == 0.0f ? 1.0f : softmax_scale, head = head_scale == 0.0f ? 1.0f : head_scale;
   const float ws = fp8 ? w * q_scale : w;
-  return one_nan(fp8 && job.recipe.rule.joined_scales ? ws * (softmax * head) : (ws * softmax) * head);
+  return one_nan(fp8 && rule.joined_scales ? ws * (softmax * head) : (ws * softmax) * head);
 }
 
 __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
@@ -50,10 +65,49 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
       for (int d = lane_id(); d < dim; d += 32) put_real(job.a.q_out, one_nan(x[d]), row, h, d);
     }
     if (lane_id() == 0)
-      *element<float>(job.a.weights_out, row, h) = scaled_weight(job, real(job.a.weights, row, h), q_scale);
+      *element<float>(job.a.weights_out, row, h) =
+          scaled_weight(job.recipe.rule, is_e4m3(job.a.format), job.a.softmax_scale, job.a.head_scale,
+                        real(job.a.weights, row, h), q_scale);
     __syncwarp();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
+}
+
+/// The same for heads in registers.
+template <int kEach, bool kUsual>
+__global__ __launch_bounds__(128, 10) void quantize_query_vectors(const __grid_constant__ QueryVectors job) {
+  const VectorRecipe recipe = told<kUsual>(job.recipe);
+  const DType q_dtype = kUsual ? DType::bf16 : job.q_dtype;
+  const uint32_t vectors = job.rows * job.heads;
+  for (uint32_t v = blockIdx.x * 4 + threadIdx.x / 32; v < vectors; v += gridDim.x * 4) {
+    const uint32_t row = v / job.heads, h = v - row * job.heads;
+    const int64_t position = recipe.rope_dim > 0 ? recipe.positions[row] : 0;
+    const Lines q{job.q.at(row, h), 0, q_dtype}, weight{job.weights.at(row, h), 0, job.weights_dtype};
+    RawLine<kEach> raw;
+    raw.read(q, 0);
+    RawLine<1> w;
+    w.bits[0] = weight.dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight.data)
+                                           : *reinterpret_cast<const uint16_t*>(weight.data);
+    Rotation<kEach> rotation{};
+    if (recipe.rope_dim > 0) rotation.read(recipe, position);
+    float x[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) x[j] = raw.value(q_dtype, j);
+    transform_vector(recipe, rotation, x);
+    if (rotation.wild && h == 0 && lane_id() == 0) count(job.stats, kSkippedPages, 1);
+    float q_scale = 1.0f;
+    const bool fp8 = recipe.format != KeyFormat::mxfp4;
+    if (fp8) {
+      q_scale = quantize_e4m3(recipe, x, job.q_out.at(row, h));
+    } else {
+      quantize_e2m1(recipe, x, job.q_out.at(row, h), job.scales_out.at(row, h));
+    }
+    if (lane_id() == 0) {
+      *reinterpret_cast<float*>(job.weights_out.at(row, h)) =
+          scaled_weight(recipe.rule, fp8, job.softmax_scale, job.head_scale, w.value(job.weights_dtype, 0), q_scale);
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, job.rows);
 }
 
 __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
@@ -75,12 +129,35 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
 }
 
 const KernelEntry kEntries[] = {
+    {reinterpret_cast<const void*>(&quantize_query_vectors<2, false>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<4, false>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<4, true>), 0},
     {reinterpret_cast<const void*>(&quantize_queries), static_cast<int>(kMaxProducerDim) * 4},
     {reinterpret_cast<const void*>(&quantize_keys), static_cast<int>(kMaxProducerDim) * 4}};
 
+Heads heads_of(const Tensor& t, int64_t bytes) {
+  return {static_cast<uint8_t*>(t.data), t.stride[0] * bytes, t.ndim > 1 ? t.stride[1] * bytes : 0};
+}
+
+/// Whether heads can stay in registers; then how.
+bool vectors_of(const QueryJob& whole, QueryVectors* v) {
+  const QuantizeQ& a = whole.a;
+  Lines lines{};
+  if (!vector_recipe_of(whole.recipe, &v->recipe) || !lines_of(a.q, &lines) || !lines_of(a.weights, &lines) ||
+      a.q.shape[0] * a.q.shape[1] >= int64_t{1} << 30)
+    return false;
+  v->q = heads_of(a.q, number_bytes(a.q.dtype)), v->weights = heads_of(a.weights, number_bytes(a.weights.dtype));
+  v->q_out = heads_of(a.q_out, 1), v->weights_out = heads_of(a.weights_out, 4);
+  v->scales_out = heads_of(a.q_scales_out, a.q_scales_out.dtype == DType::i32 ? 4 : 1);
+  v->q_dtype = a.q.dtype, v->weights_dtype = a.weights.dtype;
+  v->rows = static_cast<uint32_t>(a.q.shape[0]), v->heads = static_cast<uint32_t>(a.q.shape[1]);
+  v->softmax_scale = a.softmax_scale, v->head_scale = a.head_scale, v->stats = whole.stats;
+  return true;
+}
+
 }  // namespace
 
-KernelList quantize_kernels() { return {kEntries, 2}; }
+KernelList quantize_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
 void quantize_q(const QuantizeQ& a, const Exec& exec) {
   const int64_t vectors = a.q.shape[0] * a.q.shape[1], dim = a.q.shape[2];
@@ -92,9 +169,17 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   r.rule = facts_of(a.rule, true, ScaleRule::ue8m0), r.scale = ScaleRule::ue8m0, r.format = a.format;
   r.rule.roped_bf16 = a.format == KeyFormat::mxfp4 || (r.rule.roped_bf16 && is_e4m3(a.format));
   r.head_dim = static_cast<int32_t>(dim);
-  const int warps = warps_for(dim);
-  quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(
-      job);
+  QueryVectors in_registers{};
+  if (vectors_of(job, &in_registers)) {
+    const auto kernel = dim == 64                       ? quantize_query_vectors<2, false>
+                        : is_usual(in_registers.recipe) ? quantize_query_vectors<4, true>
+                                                        : quantize_query_vectors<4, false>;
+    kernel<<<launch.blocks((vectors + 3) / 4, 10), 128, 0, launch.stream()>>>(in_registers);
+  } else {
+    const int warps = warps_for(dim);
+    quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(
+        job);
+  }
   TOPKEY_CUDA_LAUNCHED("quantize_q");
 }
 

@@ -66,6 +66,16 @@ struct Part {
   Tensor whole_start, whole_end, block_scores;
 };
 
+/// Rows that come in chunks of keys, fewer at a time but whole, where they can then be picked in one reading.
+template <class Args>
+void take_whole_rows(const Shape& shape, const Args& a, Room& room) {
+  const int64_t rows = kScoreEntries / std::max<int64_t>(shape.keys, 1);
+  const bool plain = shape.candidates < 0 && shape.blocks == 0 && a.admit.force_first == 0 && a.admit.force_last == 0 &&
+                     a.out.order != Order::score;
+  if (!plain || room.chunk_keys >= shape.keys || !stream_suits(rows, shape.keys, a.topk)) return;
+  room.group_rows = rows, room.chunk_keys = shape.keys;
+}
+
 /// A search over dense or paged keys.
 template <class Args>
 void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part& part, bool absolute_slots,
@@ -77,7 +87,8 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   shape.whole = part.shard.active();
   shape.format = keys.format, shape.heads = a.q.values.shape[1];
   const Emission emission{a.out, a.topk, part.shard, absolute_slots, exec.stats};
-  const Room room = make_room(op, shape, exec.workspace);
+  Room room = make_room(op, shape, exec.workspace);
+  take_whole_rows(shape, a, room);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
   look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;
@@ -108,11 +119,15 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
   picking.keys = most_keys(shape, a.admit);
   picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
-  Walk{room, a.rows.count, most_keys(shape, a.admit)}([&](const Group& g) { look(look_at, g, launch); },
-                                                      [&](const Group& g) {
-                                                        score(scoring, g, launch);
-                                                        pick(picking, g, launch);
-                                                      });
+  Walk{room, a.rows.count, most_keys(shape, a.admit)}(
+      [&](const Group& g) { look(look_at, g, launch); },
+      [&](const Group& g) {
+        score(scoring, g, launch);
+        // Of dense keys without a mask each is live.
+        const KeptRows kept{room.facts, room.scores, g.chunk, g.first_row, g.count};
+        const bool live = !keys.paged && g.chunk >= picking.keys;
+        if (!live || !pick_in_clusters(look_at, kept, emission, launch)) pick(picking, g, launch);
+      });
 }
 
 }  // namespace
@@ -138,7 +153,9 @@ void topk(const Topk& a, const Exec& exec) {
   LookParams look_at = look_params(columns_of(columns), a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.row_topk = a.row_topk, look_at.needs_scores = needs_scores(a.out);
   const Emission emission{a.out, a.topk, Shard{}, false, exec.stats};
-  if (pick_in_clusters(look_at, a.scores, emission, launch)) return;
+  // Where rows outnumber the SMs' clusters by far, a thread block a row takes less.
+  const bool many = a.rows.count >= 4 * int64_t{launch.sms()} && stream_suits(a.rows.count, shape.keys, a.topk);
+  if (!many && pick_in_clusters(look_at, a.scores, emission, launch)) return;
   PickParams picking{};
   picking.emission = emission;
   picking.scores = a.scores, picking.mask = a.admit.mask, picking.rows = a.rows, picking.admit = a.admit;

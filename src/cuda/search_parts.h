@@ -56,6 +56,10 @@ struct PickParams {
 /// The same where a row's scores fit a thread block's shared memory and positions alone decide the order of the answer;
 /// false where that is not so.
 bool pick_quickly(const PickParams& params, const Group& group, const Launch& launch);
+/// The same for many rows of many scores each.
+bool pick_in_stream(const PickParams& params, const Group& group, const Launch& launch);
+/// Whether the shape is one for that.
+bool stream_suits(int64_t rows, int64_t keys, int64_t topk);
 /// Picks the group's winners: from given scores, or from those that score() has left in room.scores.
 void pick(const PickParams& params, const Group& group, const Launch& launch);
 

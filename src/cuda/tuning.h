@@ -24,6 +24,9 @@ constexpr int64_t kPartEntries = 1 << 20;
 constexpr int kUsualCluster = 8;
 /// Of such blocks, for each SM, in a grid at most; further rows are taken in turns.
 constexpr int kClustersPerSm = 1 << 15;
+/// Rows, and scores of each, from which a thread block picks from a whole row in one reading (pick_stream.cu).
+constexpr int64_t kStreamRows = 32;
+constexpr int64_t kStreamKeys = 16384;
 /// Candidate ids kept at a time.
 constexpr int64_t kIdEntries = 1 << 20;
 /// Winners of a row that are sorted in shared memory; more are sorted in the workspace, by at most kSortBlocks blocks.
@@ -38,11 +41,17 @@ constexpr int kMergeBytes = 83 * 1024;
 constexpr int kSharedBytes = 99 * 1024;
 /// Of it for queries in the score kernel: two blocks of 128 threads fit an SM.
 constexpr int kQueryBytes = 72 * 1024;
-/// Of an SM, for several blocks; and how many blocks of the score kernel its registers hold (128 threads of 168).
+/// Of an SM, for several blocks.
 constexpr size_t kSharedOfSm = 200 * 1024;
+/// How many blocks of the score kernel an SM's registers hold, of 128 threads with 168 registers.
 constexpr size_t kBlocksOfRegisters = 3;
 /// Query rows that share one read of their keys.
 constexpr int kMaxTileRows = 8;
+/// The same where each of a block's 12 warps has 48 keys in registers: a block fills an SM, and its queries the shared
+/// memory (12 rows of 64 heads). Keys of all warps.
+constexpr int kWideTiles = 3, kWideThreads = 384;
+constexpr int kWideTileRows = 12;
+constexpr uint32_t kWidePiece = kWideThreads / 32 * 16 * kWideTiles;
 
 /// Prefill on Hopper (prefill_sm90.cu). Query rows from which it is taken, and winners up to which its lists suit.
 constexpr int64_t kPrefillRows = 257;

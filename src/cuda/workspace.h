@@ -14,4 +14,8 @@ size_t decode_bytes(const Shape& shape);
 /// Of one by prefill_sm90.h, likewise.
 size_t prefill_bytes(const Shape& shape);
 
+/// Of store_k, and of pool_k and compress_k.
+size_t store_bytes(int64_t rows);
+size_t pool_bytes(int64_t rows);
+
 }  // namespace topkey::cuda

@@ -75,7 +75,8 @@ TEST_P(Bits, PagesLayoutsAndRowsChangeNoBit) {
   }
 }
 
-/// More scores than a search keeps at a time, so that rows are worked on in chunks of their keys.
+/// More scores than a search keeps at a time, so that rows are worked on in chunks of their keys; or fewer of them, whole,
+/// where nothing but winners is asked.
 TEST_P(Bits, ChunksOfALongRowChangeNothing) {
   for (const Pattern pattern : {Pattern::normal, Pattern::ties_at_cut, Pattern::all_equal, Pattern::nans}) {
     ProblemSpec spec;
@@ -83,22 +84,24 @@ TEST_P(Bits, ChunksOfALongRowChangeNothing) {
     spec.rows = 130, spec.keys = 110000, spec.pattern = pattern, spec.windows = Windows::random;
     const Problem p = make_problem(spec);
     const Array logits = logits_of(p, on(GetParam()));
-    Want want;
-    want.scores = want.counts = true, want.blocks = 40, want.block_size = 48;
-    const Outputs fused(spec.rows, 700, want), apart(spec.rows, 700, want);
-    uint64_t stats[2][kNumStats] = {};
-    MqaTopk search = p.dense_search(700, fused.selection());
-    search.admit.force_first = 5, search.admit.force_last = 9;
-    run(search, on(GetParam(), stats[0]));
-    Topk select{};
-    select.scores = logits.view(), select.rows = p.rows(), select.topk = 700, select.out = apart.selection();
-    select.admit = search.admit;
-    // A backend of searches alone is held against what the other one selects from its scores.
-    run(select, on(unsupported(select, on(GetParam())) == nullptr ? GetParam() : "cuda.portable", stats[1]));
-    EXPECT_TRUE(same_outputs(search.out, select.out, spec.rows, 700)) << pattern_name(pattern);
-    for (const Stat stat : {kRows, kScoredKeys, kNanScores, kTiedCuts})
-      EXPECT_EQ(stats[0][stat], stats[1][stat]) << pattern_name(pattern) << " " << stat;
-    EXPECT_TRUE(inside(fused));
+    for (const bool plain : {false, true}) {
+      Want want;
+      want.scores = want.counts = true, want.blocks = plain ? 0 : 40, want.block_size = 48;
+      const Outputs fused(spec.rows, 700, want), apart(spec.rows, 700, want);
+      uint64_t stats[2][kNumStats] = {};
+      MqaTopk search = p.dense_search(700, fused.selection());
+      if (!plain) search.admit.force_first = 5, search.admit.force_last = 9;
+      run(search, on(GetParam(), stats[0]));
+      Topk select{};
+      select.scores = logits.view(), select.rows = p.rows(), select.topk = 700, select.out = apart.selection();
+      select.admit = search.admit;
+      // A backend of searches alone is held against what the other one selects from its scores.
+      run(select, on(unsupported(select, on(GetParam())) == nullptr ? GetParam() : "cuda.portable", stats[1]));
+      EXPECT_TRUE(same_outputs(search.out, select.out, spec.rows, 700)) << pattern_name(pattern) << " " << plain;
+      for (const Stat stat : {kRows, kScoredKeys, kNanScores, kTiedCuts})
+        EXPECT_EQ(stats[0][stat], stats[1][stat]) << pattern_name(pattern) << " " << plain << " " << stat;
+      EXPECT_TRUE(inside(fused));
+    }
   }
 }
 

@@ -104,6 +104,17 @@ TEST_P(Clusters, FewSms) {
   }
 }
 
+/// So many rows for so few SMs that a thread block has a row for itself, and keeps of it what a sample says may win.
+TEST_P(Clusters, ManyLongRows) {
+  Tally tally("clusters, many long rows");
+  for (const Pattern pattern : all_patterns()) {
+    check(GetParam(), {32, 16401, 2048, 1, 8}, pattern, Windows::whole, tally);
+    check(GetParam(), {33, 20000, 300, 3, 5}, pattern, Windows::ragged, tally);
+  }
+  check(GetParam(), {32, 131072, 2048, 0, 8}, Pattern::normal, Windows::whole, tally);
+  check(GetParam(), {32, 262100, 1000, 1, 3}, Pattern::decoy, Windows::ragged, tally);
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Clusters, ::testing::ValuesIn(gpu_backends()), backend_label);
 
 }  // namespace

@@ -116,21 +116,24 @@ __device__ __forceinline__ void dot_eight(const KeyTile<kTiles, kSteps>& tile, c
   }
 }
 
-/// Adds the two of these heads that this lane owns. A head that only pads the last eight must not be added: its zeros
-/// times an infinite key are NaN.
-template <int kTiles>
-__device__ __forceinline__ void add_eight(const float (&dots)[kTiles][4], const float* weights, int head, int heads,
+/// Adds the two of these heads that this lane owns, `head` and the next; of all heads there are `heads`. A head that only
+/// pads the last eight must not be added: its zeros times an infinite key are NaN. kWhole: none does.
+template <bool kWhole, int kTiles>
+__device__ __forceinline__ void add_eight(const float (&dots)[kTiles][4], float2 weights, int head, int heads,
                                           float (&sums)[kTiles][2]) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if (head + e >= heads) continue;
-    const float w = weights[e];
+    if (!kWhole && head + e >= heads) continue;
+    const float w = e == 0 ? weights.x : weights.y;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       sums[t][0] = __fmaf_rn(w, relu(dots[t][e]), sums[t][0]);
       sums[t][1] = __fmaf_rn(w, relu(dots[t][2 + e]), sums[t][1]);
     }
   }
+}
+__device__ __forceinline__ float2 two_weights(const float* weights) {
+  return *reinterpret_cast<const float2*>(weights);
 }
 
 /// Adds heads [8 * first, 8 * last) of one query to the sums of the keys g, g + 8 of each tile. q: operands of these heads,
@@ -146,13 +149,38 @@ __device__ __forceinline__ void add_heads(const KeyTile<kTiles, kSteps>& tile, c
     float a[kTiles][4] = {}, b[kTiles][4] = {};
     dot_eight<kHalf, kExact>(tile, q, steps, a);
     dot_eight<kHalf, kExact>(tile, q + step, steps, b);
-    add_eight(a, weights, 8 * j + 2 * c, heads, sums);
-    add_eight(b, weights + 8, 8 * j + 8 + 2 * c, heads, sums);
+    add_eight<false>(a, two_weights(weights), 8 * j + 2 * c, heads, sums);
+    add_eight<false>(b, two_weights(weights + 8), 8 * j + 8 + 2 * c, heads, sums);
   }
   if (j == last) return;
   float a[kTiles][4] = {};
   dot_eight<kHalf, kExact>(tile, q, steps, a);
-  add_eight(a, weights, 8 * j + 2 * c, heads, sums);
+  add_eight<false>(a, two_weights(weights), 8 * j + 2 * c, heads, sums);
+}
+
+/// The same for an even number of eights, all of them whole, and D = 16 * kSteps: the dots of one eight are added while
+/// those of the next are multiplied.
+template <bool kHalf, int kTiles, int kSteps>
+__device__ __forceinline__ void add_whole_heads(const KeyTile<kTiles, kSteps>& tile, const uint4* q,
+                                                const float* weights, int eights, float (&sums)[kTiles][2]) {
+  constexpr int kStep = kSteps / 2 * 32;
+  q += threadIdx.x & 31, weights += 2 * (threadIdx.x & 3);
+  float a[kTiles][4] = {};
+  dot_eight<kHalf, true>(tile, q, kSteps, a);
+#pragma unroll 1
+  for (int j = 2; j < eights; j += 2, q += 2 * kStep, weights += 16) {
+    float b[kTiles][4] = {};
+    dot_eight<kHalf, true>(tile, q + kStep, kSteps, b);
+    add_eight<true>(a, two_weights(weights), 0, 0, sums);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) a[t][0] = a[t][1] = a[t][2] = a[t][3] = 0.0f;
+    dot_eight<kHalf, true>(tile, q + 2 * kStep, kSteps, a);
+    add_eight<true>(b, two_weights(weights + 8), 0, 0, sums);
+  }
+  float b[kTiles][4] = {};
+  dot_eight<kHalf, true>(tile, q + kStep, kSteps, b);
+  add_eight<true>(a, two_weights(weights), 0, 0, sums);
+  add_eight<true>(b, two_weights(weights + 8), 0, 0, sums);
 }
 
 /// The fixed tree over the four lanes that share a key.

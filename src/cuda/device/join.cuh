@@ -3,7 +3,7 @@
 // Several tokens to one vector, channel by channel: a softmax of their scores over their values, by one warp. f32, each
 // step rounded once, tokens in the order given; exp by the formula of backend cpu, so the bits are its own.
 #pragma once
-#include "cuda/device/producer.cuh"
+#include "cuda/device/vector.cuh"
 
 namespace topkey::cuda {
 
@@ -48,6 +48,34 @@ __device__ void join(const Tokens& tokens, int count, int dim, float* x) {
     x[d] = sum / weights;
   }
   __syncwarp();
+}
+
+/// The same for a vector in a warp's registers; kNarrow: rounded to bf16. lane(j, value, score) gives this lane's numbers.
+template <bool kNarrow, class Tokens, int kEach>
+__device__ __forceinline__ void join_lanes(const Tokens& tokens, int count, float (&x)[kEach]) {
+  float most[kEach], sum[kEach] = {}, weights[kEach] = {}, value[kEach], score[kEach];
+  tokens.lane(0, value, most);
+#pragma unroll 1
+  for (int j = 1; j < count; ++j) {
+    tokens.lane(j, value, score);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) most[e] = score[e] > most[e] ? score[e] : most[e];
+  }
+#pragma unroll 1
+  for (int j = 0; j < count; ++j) {
+    tokens.lane(j, value, score);
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const float p = exp_of_negative(score[e] - most[e]);
+      sum[e] = sum[e] + value[e] * p;
+      weights[e] = weights[e] + p;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    x[e] = sum[e] / weights[e];
+    if (kNarrow) x[e] = to_bf16(x[e]);
+  }
 }
 
 }  // namespace topkey::cuda

@@ -25,6 +25,41 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
   return d;
 }
+/// Numbers by the hardware's conversions; of NaNs any.
+__device__ __forceinline__ float f16_number(uint32_t bits) {
+  float x;
+  asm("{ .reg .b16 t; cvt.u16.u32 t, %1; cvt.f32.f16 %0, t; }" : "=f"(x) : "r"(bits));
+  return x;
+}
+__device__ __forceinline__ uint32_t f16_bits(float x) {
+  uint32_t two;  // the conversion of two is the faster one
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+  return two;
+}
+__device__ __forceinline__ uint32_t bf16_bits(float x) {
+  uint32_t two;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+  return two;
+}
+/// Adds to a word of shared memory, by one thread of a warp; what it was before.
+__device__ __forceinline__ uint32_t add_shared(uint32_t* at, uint32_t n) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))), "r"(n)
+               : "memory");
+  return before;
+}
+/// Behind it the number is there.
+__device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+/// float_to_e4m3 of a number that is no NaN, by the hardware.
+__device__ __forceinline__ uint32_t e4m3_of(float x) {
+  uint32_t two;
+  asm("{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, %1, %2; cvt.u32.u16 %0, t; }" : "=r"(two) : "f"(0.0f), "f"(x));
+  return two;
+}
+#endif
 /// x <= 0 ? 0 : x; NaN stays NaN.
 __device__ __forceinline__ float relu(float x) {
   float y;

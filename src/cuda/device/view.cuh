@@ -123,6 +123,11 @@ __device__ inline int ceil_log2(float s) {
   return top - 149 + ((u & (u - 1)) != 0 ? 1 : 0);
 }
 
+/// a / b of a >= 0, b > 0. Not inlined: its code is long, and most numbers are short.
+static __device__ __noinline__ int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
 /// f32, bf16, f16 or e4m3 (u8 holds e4m3 codes), widened exactly.
 __device__ inline float real(const Tensor& t, int64_t i, int64_t j = 0, int64_t k = 0) {
   switch (t.dtype) {

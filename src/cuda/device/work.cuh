@@ -12,7 +12,9 @@ namespace topkey::cuda {
 struct Span {
   uint32_t first, last;
 };
-__device__ __forceinline__ Span chunk_of(const RowFact& f, uint32_t first_key, uint32_t chunk) {
+/// Fact: has n; RowFact, or what of it matters here.
+template <class Fact>
+__device__ __forceinline__ Span chunk_of(const Fact& f, uint32_t first_key, uint32_t chunk) {
   const uint32_t first = first_key < f.n ? first_key : f.n;
   const uint32_t rest = f.n - first;
   return {first, first + (rest < chunk ? rest : chunk)};
@@ -26,12 +28,13 @@ struct TileSpan {
 };
 
 /// facts: of the tile's rows.
-__device__ inline TileSpan span_of(const RowFact* facts, int rows, bool by_ids, uint32_t first_key, uint32_t chunk,
+template <class Fact>
+__device__ inline TileSpan span_of(const Fact* facts, int rows, bool by_ids, uint32_t first_key, uint32_t chunk,
                                    uint32_t piece) {
   TileSpan t{!by_ids, INT64_MAX, 0, 0, -1};
   uint32_t apart = 0;
   for (int r = 0; r < rows; ++r) {
-    const RowFact& f = facts[r];
+    const Fact& f = facts[r];
     const Span s = chunk_of(f, first_key, chunk);
     if (s.first == s.last) continue;
     t.shared = t.shared && (t.table_row < 0 || t.table_row == f.table_row);
