@@ -141,8 +141,8 @@ class PrefillScorer {
         for (uint32_t i = 0; i < left; i += 2) {
           const uint32_t unit = uniform(unit_), both = uniform(i + 1 < left),
                          more = uniform(i + 2 < left || step < units);
-          score_unit<false, false>(item, weights, dots, unit, unit + both, both != 0, true);
-          score_unit<true, true>(item, weights, dots, unit + both, unit + both + more, true, both != 0);
+          score_unit<false, false>(item, weights, dots, {unit, unit + both, both != 0, true});
+          score_unit<true, true>(item, weights, dots, {unit + both, unit + both + more, true, both != 0});
           unit_ += 1 + both;
         }
         sample = step == kSampleUnits && samples(item), all = step == units;
@@ -164,11 +164,18 @@ class PrefillScorer {
   __device__ __forceinline__ void wait_for(uint32_t unit) const {
     wait_at(stage_of(unit) + offsetof(KeyStage, full), unit / kPrefillStages & 1);
   }
-  /// One unit. dots: of its keys with the first half of the columns; then of the next unit's, or of no use if there is none.
+  /// A unit and the one behind it, the same if there is none; an item's last pair may be one unit twice, then only one of
+  /// the two gives its stage back, and only one offers scores.
+  struct Turn {
+    uint32_t unit, next;
+    bool releases, offers;
+  };
+  /// dots: of the unit's keys with the first half of the columns, under way if kFlies; then of the next unit's (of no use if
+  /// it is the same), done if kCloses.
   template <bool kFlies, bool kCloses>
   __device__ __forceinline__ void score_unit(const Item& item, const float4 (&weights)[16], float (&dots)[64],
-                                             uint32_t unit, uint32_t next, bool releases, bool offers) {
-    const uint32_t stage = stage_of(unit);
+                                             const Turn& turn) {
+    const uint32_t unit = turn.unit, next = turn.next, stage = stage_of(unit);
     UnitSums<kHeads> sums;
     float rest[64];
     issue_dots_low<128, 128>(rest, codes_of(unit), queries_ + kGroupStep / 2);
@@ -181,10 +188,10 @@ class PrefillScorer {
     wgmma_wait<1>();
     const float scale[2] = {load_shared_float(stage + own_ * 4), load_shared_float(stage + own_ * 4 + 32)};
     const int32_t first = load_shared_int(stage + offsetof(KeyStage, first));
-    if (lane() == 0 && releases) arrive_at(stage + offsetof(KeyStage, empty));
+    if (lane() == 0 && turn.releases) arrive_at(stage + offsetof(KeyStage, empty));
     sums.template add<1>(rest, weights);
     const int32_t position = first + static_cast<int32_t>(own_);
-    if (!offers) {
+    if (!turn.offers) {
     } else if (static_cast<uint32_t>(first) - static_cast<uint32_t>(item.inner_low) <= item.inner_span) {
       offer_unit<true>(sums, scale, position);
     } else if (first != kUnreadable) {
