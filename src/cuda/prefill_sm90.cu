@@ -20,8 +20,6 @@
 namespace topkey::cuda {
 namespace {
 
-/// The same value, of which the compiler then knows that the whole warp has it.
-__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 /// Values are as they should be here, before what follows.
 template <int kCount>
 __device__ __forceinline__ void hold(float (&x)[kCount]) {

@@ -16,6 +16,8 @@ __device__ __forceinline__ int32_t position_of_number(uint64_t number) {
   return static_cast<int32_t>(~static_cast<uint32_t>(number));
 }
 
+/// The same value, of which the compiler then knows that the whole warp has it.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 /// The same values, which the compiler keeps in registers in place of making them again.
 __device__ __forceinline__ uint32_t kept(uint32_t x) { return __shfl_sync(~0u, x, threadIdx.x & 31); }
 template <class T>
