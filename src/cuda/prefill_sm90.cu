@@ -3,7 +3,8 @@
 // Stage `search` for many query rows on Hopper: scores never leave the thread block that made them, but for those that
 // may win. A threshold from a spread sample of the row's keys, which are its first ones, lets through little more than
 // the winners; that it let enough through is counted, and a row where it did not is done again without. A list that
-// fills up is thinned to its best topk, whose last is a threshold that needs no proof. Persistent thread blocks take
+// fills up is thinned to its best topk, whose last is a threshold that needs no proof; where most would fill up, half of
+// the keys give a sharper threshold first, of the sample's kind. Persistent thread blocks take
 // tiles of rows, the long ones first.
 #include <algorithm>
 
@@ -19,6 +20,13 @@
 namespace topkey::cuda {
 namespace {
 
+/// Values are as they should be here, before what follows.
+template <int kCount>
+__device__ __forceinline__ void hold(float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i]));
+}
+
 /// One warpgroup's work.
 template <int kHeads>
 class PrefillScorer {
@@ -27,8 +35,11 @@ class PrefillScorer {
   static constexpr int kOwn = kHeads == 32 ? 2 : 1;    ///< of a thread
 
   __device__ PrefillScorer(const PrefillJob& job, PrefillShared& s, const uint8_t* codes, const uint8_t* queries)
-      : job_(job), s_(s), group_(threadIdx.x / 128), codes_(codes) {
-    queries_ = queries + group_ * kPrefillColumns * kCodePitch;
+      : job_(job), s_(s), group_(static_cast<int>(uniform(threadIdx.x / 128))) {
+    codes_ = uniform(operand_low(shared_address(codes)) + (threadIdx.x >> 16));
+    queries_ = uniform(operand_low(shared_address(queries)) + threadIdx.x / 128 * kGroupStep);
+    stages_ = uniform(shared_address(s.stages) + (threadIdx.x >> 16));
+    own_ = kept(static_cast<uint32_t>(warp()) * 16 + lane() / 4);
   }
 
   __device__ __forceinline__ void run() {
@@ -49,6 +60,7 @@ class PrefillScorer {
   }
 
  private:
+  static constexpr uint32_t kGroupStep = kPrefillColumns * kCodePitch >> 4, kStageStep = kTileKeys * kCodePitch >> 4;
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
   __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / 32 % 4); }
   __device__ __forceinline__ void sync() const { named_barrier(1 + group_, 128); }
@@ -60,8 +72,18 @@ class PrefillScorer {
   __device__ __forceinline__ uint32_t own_column() const { return static_cast<uint32_t>(warp()) * 8 + lane() / 4; }
   __device__ __forceinline__ bool keeps() const { return kHeads != 128 || (lane() & 1) == 0; }
   __device__ __forceinline__ uint2* list_of(int row) const {
-    return job_.lists + (int64_t{blockIdx.x} * (kPrefillGroups * kRows) + row) * (int64_t{job_.length} * kListColumns);
+    const int64_t block = static_cast<int64_t>(blockIdx.x) - job_.turn;
+    uint2* const lists = block >= 0 ? job_.turned : job_.lists + job_.turn * block_entries();
+    return lists + block * block_entries() + static_cast<uint32_t>(row) * (job_.length * kListColumns);
   }
+  __device__ __forceinline__ int64_t block_entries() const {
+    return kPrefillGroups * kRows * kListColumns * int64_t{job_.length};
+  }
+  /// Of the thread's column for its row i.
+  __device__ __forceinline__ uint32_t begin_of(int i) const {
+    return static_cast<uint32_t>(reinterpret_cast<uint64_t>(list_of(own_row(i)) + own_column()));
+  }
+  __device__ __forceinline__ bool is_active(int i) const { return (active_ >> i & 1u) != 0; }
   __device__ __forceinline__ static bool is_in(uint32_t rows, int row) { return (rows >> row & 1u) != 0; }
 
   __device__ __forceinline__ void open(const Item& item) {
@@ -74,14 +96,19 @@ class PrefillScorer {
       }
     }
     sync();
+    active_ = ~0u;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int row = own_row(i);
       Column& c = columns_[i];
-      c = Column{list_of(row) + own_column(), __uint_as_float(0xFF800000u), false};
-      if (is_in(item.active, row)) c.active = job_.facts[item.first_row + row].scored != 0 && keeps();
+      c = Column{begin_of(i), kept(static_cast<uint32_t>(reinterpret_cast<uint64_t>(list_of(row)) >> 32)),
+                 __uint_as_float(0xFF800000u)};
+      if (!is_in(item.active, row) || job_.facts[item.first_row + row].scored == 0) active_ &= ~(1u << i);
     }
-    nans_ = 0, thinned_ = 0;
+    for (int i = 0; i < kOwn; ++i) {
+      if (!is_active(i)) columns_[i].least = __uint_as_float(0x7F800000u);
+    }
+    thinned_ = 0;
   }
 
   __device__ __forceinline__ void score(const Item& item, uint32_t* failed) {
@@ -89,45 +116,86 @@ class PrefillScorer {
     open(item);
     wait_at(&s_.query_full[group_], turn_);
     turn_ ^= 1;
-    uint32_t unit = 0;
-    for (uint32_t step = 0; step < item.units;) {
-      const uint32_t end = min(step + kCheckUnits, item.units);
+    const uint32_t units = uniform(item.units);
+    const uint32_t turn_at = uniform(sharpens(item) ? units / 2 / kCheckUnits * kCheckUnits : 0);
+    for (uint32_t step = 0; step < units;) {
       // In registers: while products run, a read of shared memory comes late.
       float4 weights[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         weights[i] = reinterpret_cast<const float4*>(s_.weights[group_])[i * 4 + static_cast<int>(lane() & 3)];
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if (by_maximum(i)) weights[i].x *= 2, weights[i].y *= 2, weights[i].z *= 2, weights[i].w *= 2;
+      float dots[64];  // of the next unit and the first half of the columns
+      wait_for(unit_);
+      issue_dots_low<128, 128>(dots, codes_of(unit_), queries_);
+      wgmma_wait<0>();
+      bool sample, all, halfway;
+      do {
+        uint32_t left = min(kCheckUnits, units - step);
+        step += left;
 #pragma unroll 1
-      for (; step < end; ++step, unit = next_unit(item, unit)) score_unit(item, unit, weights);
-      const bool sample = step == kSampleUnits && samples(item), all = step == item.units;
-      if (all && lane() == 0) arrive_at(&s_.query_empty[group_]);
-      if (look_at_lists(sample || all)) settle_rows(item, sample, all, failed);
+        for (uint32_t i = 0; i < left; i += 2) {
+          const uint32_t unit = uniform(unit_), both = uniform(i + 1 < left),
+                         more = uniform(i + 2 < left || step < units);
+          score_unit<false, false>(item, weights, dots, {unit, unit + both, both != 0, true});
+          score_unit<true, true>(item, weights, dots, {unit + both, unit + both + more, true, both != 0});
+          unit_ += 1 + both;
+        }
+        sample = step == kSampleUnits && samples(item), all = step == units;
+        halfway = step == turn_at;
+        if (all && lane() == 0) arrive_at(&s_.query_empty[group_]);
+      } while (!look_at_lists(sample || halfway || all));
+      settle_rows(item, {step, sample, halfway, all}, failed);
     }
-    const uint32_t nans = __reduce_add_sync(~0u, nans_);
-    if (lane() == 0 && !item.exact) count(job_.stats, kNanScores, nans);
 #endif
   }
 
 #ifdef TOPKEY_HAS_WGMMA
-  __device__ __forceinline__ void score_unit(const Item& item, uint32_t unit, const float4 (&weights)[16]) {
-    const uint32_t own = static_cast<uint32_t>(warp()) * 16 + lane() / 4;
-    wait_at(&s_.key_full[stage_], phase_);
-    const float scale[2] = {s_.scale[stage_][own], s_.scale[stage_][own + 8]};
-    const bool readable = s_.readable[stage_];
+  __device__ __forceinline__ uint32_t stage_of(uint32_t unit) const {
+    return stages_ + unit % kPrefillStages * static_cast<uint32_t>(sizeof(KeyStage));
+  }
+  __device__ __forceinline__ uint32_t codes_of(uint32_t unit) const {
+    return codes_ + unit % kPrefillStages * kStageStep;
+  }
+  __device__ __forceinline__ void wait_for(uint32_t unit) const {
+    wait_at(stage_of(unit) + offsetof(KeyStage, full), unit / kPrefillStages & 1);
+  }
+  /// A unit and the one behind it, the same if there is none; an item's last pair may be one unit twice, then only one of
+  /// the two gives its stage back, and only one offers scores.
+  struct Turn {
+    uint32_t unit, next;
+    bool releases, offers;
+  };
+  /// dots: of the unit's keys with the first half of the columns, under way if kFlies; then of the next unit's (of no use if
+  /// it is the same), done if kCloses.
+  template <bool kFlies, bool kCloses>
+  __device__ __forceinline__ void score_unit(const Item& item, const float4 (&weights)[16], float (&dots)[64],
+                                             const Turn& turn) {
+    const uint32_t unit = turn.unit, next = turn.next, stage = stage_of(unit);
     UnitSums<kHeads> sums;
-    sums.score(operand_at(shared_address(codes_ + stage_ * (kTileKeys * kCodePitch))),
-               operand_at(shared_address(queries_)), weights, [&] {
-                 if (lane() == 0) arrive_at(&s_.key_empty[stage_]);
-               });
-    if (++stage_ == kPrefillStages) stage_ = 0, phase_ ^= 1;
-    const int32_t first = item.low + static_cast<int32_t>(unit) * kTileKeys;
-    const int32_t position = first + static_cast<int32_t>(own);
-    if (readable && first >= item.inner_low && first + kTileKeys <= item.inner_high) {
+    float rest[64];
+    issue_dots_low<128, 128>(rest, codes_of(unit), queries_ + kGroupStep / 2);
+    wait_for(next);  // here, since a branch keeps the additions from going between the products' instructions
+    if (kFlies) wgmma_wait<1>();
+    hold(dots);
+    sums.template add<0>(dots, weights);
+    hold(sums.first), hold(sums.second);
+    issue_dots_low<128, 128>(dots, codes_of(next), queries_);
+    wgmma_wait<1>();
+    const float scale[2] = {load_shared_float(stage + own_ * 4), load_shared_float(stage + own_ * 4 + 32)};
+    const int32_t first = load_shared_int(stage + offsetof(KeyStage, first));
+    if (lane() == 0 && turn.releases) arrive_at(stage + offsetof(KeyStage, empty));
+    sums.template add<1>(rest, weights);
+    const int32_t position = first + static_cast<int32_t>(own_);
+    if (!turn.offers) {
+    } else if (static_cast<uint32_t>(first) - static_cast<uint32_t>(item.inner_low) <= item.inner_span) {
       offer_unit<true>(sums, scale, position);
-    } else if (readable) {
+    } else if (first != kUnreadable) {
       offer_unit<false>(sums, scale, position);
     }
-    __syncwarp();
+    if (kCloses) wgmma_wait<0>();
   }
 #endif
 
@@ -141,14 +209,14 @@ class PrefillScorer {
       for (int k = 0; k < 2; ++k) {
         const int32_t at = position + 8 * k;
         const bool live = kInside || (at >= s_.low[own_row(i)] && at < s_.end[own_row(i)]);
-        offer(columns_[i], live, unit.sums[k][i] * scale[k], at, nans_);
+        offer(columns_[i], live && keeps(), unit.sums[k][i] * scale[k], at);
       }
     }
   }
 #endif
 
   __device__ __forceinline__ uint32_t entries_of(int i) const {
-    return static_cast<uint32_t>(columns_[i].next - (list_of(own_row(i)) + own_column())) / kListColumns;
+    return (columns_[i].next - begin_of(i)) / (kListColumns * sizeof(uint2));
   }
   /// A column that the next units could overfill.
   __device__ __forceinline__ uint32_t nearly_full() const { return job_.length - 2 * kCheckUnits; }
@@ -156,10 +224,13 @@ class PrefillScorer {
   __device__ __forceinline__ uint32_t thinned_from() const { return nearly_full() - nearly_full() / 4; }
 
   /// Whether rows must be looked at now: the same in the whole warpgroup.
-  __device__ __forceinline__ bool look_at_lists(bool must) const {
+  __device__ __forceinline__ bool look_at_lists(bool must) {
     bool full = false;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) full = full || entries_of(i) > nearly_full();
+    for (int i = 0; i < kOwn; ++i) {
+      if (!is_active(i)) columns_[i].next = begin_of(i);  // took inf and NaN
+      full = full || entries_of(i) > nearly_full();
+    }
     return named_barrier_or(1 + group_, 128, full) || must;
   }
   /// Short rows are kept whole.
@@ -175,25 +246,40 @@ class PrefillScorer {
     }
     sync();
   }
+  /// Whether lists would fill up under the sample's threshold; halfway there is a better one, from more keys.
+  __device__ __forceinline__ bool sharpens(const Item& item) const {
+    if (!samples(item) || item.units < 4 * kSampleUnits) return false;
+    const float want = static_cast<float>(job_.emission.topk), seen = kSampleUnits * kTileKeys;
+    const float all = static_cast<float>(item.units) * kTileKeys, rank = rank_in_sample(want, seen, all);
+    // Of a column: what is expected, two deviations of the threshold's, three of the column's.
+    const float mean = rank * all / (seen * kListColumns);
+    return mean * (1.0f + 2.0f * rsqrtf(rank)) + 3.0f * sqrtf(mean) > static_cast<float>(nearly_full());
+  }
+
+  /// Why lists are looked at; none of the three: one is nearly full.
+  struct Look {
+    uint32_t step;  ///< units done
+    bool sample, halfway, all;
+  };
   /// Thresholds from the sample, room in lists that are nearly full, the answers: each warp for its rows.
-  __device__ __forceinline__ void settle_rows(const Item& item, bool sample, bool all, uint32_t* failed) {
+  __device__ __forceinline__ void settle_rows(const Item& item, const Look& look, uint32_t* failed) {
     tell_counts();
 #pragma unroll 1
     for (int row = group_ * kRows + warp(); row < (group_ + 1) * kRows; row += 4) {
-      if (is_in(item.active, row)) settle_row(item, row, sample, all, failed);
+      if (is_in(item.active, row)) settle_row(item, row, look, failed);
     }
     sync();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       if (!keeps()) continue;
-      columns_[i].least = s_.least[own_row(i)];
-      columns_[i].next =
-          list_of(own_row(i)) + own_column() + int64_t{s_.counts[own_row(i)][own_column()]} * kListColumns;
+      if (is_active(i)) columns_[i].least = s_.least[own_row(i)];
+      columns_[i].next = begin_of(i) + s_.counts[own_row(i)][own_column()] * (kListColumns * sizeof(uint2));
     }
     sync();
   }
 
-  __device__ __forceinline__ void settle_row(const Item& item, int row, bool sample, bool all, uint32_t* failed) {
+  __device__ __forceinline__ void settle_row(const Item& item, int row, const Look& look, uint32_t* failed) {
+    const bool sample = look.sample, all = look.all;
     SelectScratch& w = s_.scratch[group_ * 4 + warp()];
     const int32_t at = item.first_row + row;
     const RowFact& f = job_.facts[at];
@@ -201,21 +287,27 @@ class PrefillScorer {
       if (all) answer_unscored(job_, at, f);
       return;
     }
-    const uint32_t want = min(static_cast<uint32_t>(job_.emission.topk), f.live);
+    uint32_t want = min(static_cast<uint32_t>(job_.emission.topk), f.live);
     const RowList list(list_of(row), s_.counts[row]);
     float least = s_.least[row];
     float from = least, to = s_.high[row];  // about where the winners are
-    const bool thins = !sample && !all && list.most > thinned_from();
+    uint32_t nans = 0;                      // that leave the list
+    const bool thins = !sample && !all && (look.halfway || list.most > thinned_from());
+    if (look.halfway) {
+      const float live = static_cast<float>(f.live),
+                  part = static_cast<float>(look.step) / static_cast<float>(item.units);
+      want = static_cast<uint32_t>(rank_in_sample(static_cast<float>(want), live * part, live));
+    }
     if (sample || ((all || thins) && is_nan(least - least))) {  // -inf: there was no threshold
       const Sample first(list);
       const uint32_t seen = __reduce_add_sync(~0u, min(list.count, static_cast<uint32_t>(Sample::kMost)));
       const float of = static_cast<float>(sample ? f.live : list.total);
       from = first.least(w, rank_in_sample(static_cast<float>(want), static_cast<float>(seen), of), &to);
-      if (sample) least = from, s_.counts[row][lane()] = static_cast<uint16_t>(first.keep(list, least));
+      if (sample) least = from, s_.counts[row][lane()] = static_cast<uint16_t>(first.keep(list, least, &nans));
     }
     LastWinner last{0, false};
     if (all || (thins && list.total > want))
-      last = select_row({job_, w, list, f, at, want, from, to, !all || !samples(item), all});
+      last = select_row({job_, w, list, f, at, want, from, to, !all || !samples(item), all}, &nans);
     if (all && last.number == 0) {
       if (lane() == 0 && !item.exact) atomicOr(failed, 1u << row);
     } else if (all) {
@@ -223,13 +315,16 @@ class PrefillScorer {
       if (lane() == 0) count(job_.stats, kTiedCuts, tied);
       if (lane() == 0) count(job_.stats, kRescans, item.exact || is_in(thinned_, row));
     } else if (thins) {
-      const uint32_t dropped = thin(list, last.number, s_.counts[row]);
+      // What is not proven to lose stays: of one score, all.
+      if (look.halfway) last.number &= ~uint64_t{0xFFFFFFFFu};
+      const uint32_t dropped = thin(list, last.number, s_.counts[row], &nans);
       // Not below the sample's, which hid what is lower: too few that reach it are found out at the end.
       if (list.total > want) least = fmaxf(least, score_of_key(key_of_number(last.number)));
       if (lane() == 0) s_.dropped[row] = max(s_.dropped[row], dropped);
-      thinned_ |= 1u << row;
+      if (!look.halfway) thinned_ |= 1u << row;
     }
-    __syncwarp();
+    nans = __reduce_add_sync(~0u, nans);
+    if (lane() == 0 && !item.exact) count(job_.stats, kNanScores, nans);
     if (lane() == 0) s_.least[row] = least, s_.high[row] = to;
   }
 
@@ -243,23 +338,26 @@ class PrefillScorer {
   const PrefillJob& job_;
   PrefillShared& s_;
   const int group_;
-  const uint8_t *codes_, *queries_;
+  uint32_t codes_, queries_;  ///< operands of stage 0 and of the warpgroup's columns
+  uint32_t stages_, own_;     ///< where stages are told of; the first of the thread's two keys
   Column columns_[kOwn];
-  uint32_t nans_ = 0;
   uint32_t thinned_ = 0;  ///< this warp's rows whose list was full once, a bit each
-  int stage_ = 0;
-  uint32_t phase_ = 0, turn_ = 0;
+  uint32_t active_ = 0;   ///< rows of the thread that are scored, a bit each
+  uint32_t unit_ = 0;     ///< units done, of all items
+  uint32_t turn_ = 0;
 };
 
 __device__ inline void init_prefill_barriers(PrefillShared& s) {
-  for (int i = 0; i < kPrefillStages; ++i) init_barrier(&s.key_full[i], 1), init_barrier(&s.key_empty[i], 8);
+  for (int i = 0; i < kPrefillStages; ++i) init_barrier(&s.stages[i].full, 1), init_barrier(&s.stages[i].empty, 8);
   for (int i = 0; i < 2; ++i) init_barrier(&s.item_full[i], 1), init_barrier(&s.item_empty[i], 8 + kLoaderWarps);
   for (int i = 0; i < kPrefillGroups; ++i)
     init_barrier(&s.query_full[i], 32 * kLoaderWarps), init_barrier(&s.query_empty[i], 4);
   fence_tensor_reads();
 }
 
-constexpr size_t kPrefillShared = 1024 + kPrefillStages * kTileKeys * kCodePitch +
+constexpr size_t kPrefillAlignment = alignof(PrefillShared);
+static_assert(kPrefillAlignment % kCodeAlignment == 0);
+constexpr size_t kPrefillShared = kPrefillAlignment + kPrefillStages * kTileKeys * kCodePitch +
                                   kPrefillGroups * kPrefillColumns * kCodePitch + sizeof(PrefillShared);
 static_assert(kPrefillShared <= 227 * 1024);
 
@@ -267,7 +365,7 @@ template <int kHeads>
 __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __grid_constant__ PrefillJob job) {
 #ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint8_t memory[];
-  uint8_t* codes = align_tile(memory);
+  uint8_t* codes = memory + (kPrefillAlignment - shared_address(memory) % kPrefillAlignment) % kPrefillAlignment;
   uint8_t* queries = codes + kPrefillStages * kTileKeys * kCodePitch;
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(queries + kPrefillGroups * kPrefillColumns * kCodePitch);
   if (threadIdx.x == 0) init_prefill_barriers(s);
@@ -275,7 +373,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
     s.scratch[i / kMarkWords].marks[i % kMarkWords] = 0;
   __syncthreads();
   if (threadIdx.x >= kPrefillGroups * 128) {
-    give_registers<kHeads == 32 ? 24 : 40>();
+    give_registers<40>();
     const uint32_t thread = threadIdx.x - kPrefillGroups * 128;
     if (thread < 32) {
       KeyAsker(job, s, codes, kPrefillGroups * group_rows_of(kHeads)).run();
@@ -283,7 +381,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
       bring_queries<kHeads>(job, s, queries, thread - 32);
     }
   } else {
-    take_registers<kHeads == 32 ? 240 : 232>();
+    take_registers<232>();
     PrefillScorer<kHeads>(job, s, codes, queries).run();
   }
 #endif
@@ -310,16 +408,22 @@ PrefillRoom room_of(const Shape& shape, void* workspace) {
   const int64_t rows = std::min(shape.rows, kGroupRows);
   const size_t facts = (static_cast<size_t>(rows) * sizeof(RowFact) + 255) / 256 * 256;
   const int64_t blocks = std::min(tiles_of(shape.rows, shape.heads), kMaxBlocks);
-  const int64_t wanted = blocks * tile_rows_of(shape.heads) * kListLength * kListColumns * int64_t{sizeof(uint2)};
+  const int64_t wanted = (blocks + 1) * tile_rows_of(shape.heads) * kListLength * kListColumns * int64_t{sizeof(uint2)};
   uint8_t* base = static_cast<uint8_t*>(workspace);
   return {reinterpret_cast<RowFact*>(base), reinterpret_cast<uint32_t*>(base + facts),
           reinterpret_cast<uint2*>(base + facts + 256),
           facts + 256 + static_cast<size_t>(std::min(wanted, kPrefillListBytes))};
 }
-/// Entries of a column where `blocks` share the lists' room.
-int64_t list_length(int64_t blocks, int64_t heads) {
-  const int64_t fits = kPrefillListBytes / (blocks * tile_rows_of(heads) * kListColumns * int64_t{sizeof(uint2)});
-  return std::min<int64_t>(fits, kListLength);
+/// Deals out the room of the lists to the thread blocks. A thread counts on in the lower half of an address, so no block's
+/// lists may lie across a multiple of 4 GiB: the room of one block more lets those behind begin there.
+void deal_lists(PrefillJob& job, uint2* lists, int64_t blocks) {
+  const int64_t columns = tile_rows_of(job.heads) * kListColumns;
+  const int64_t fits = kPrefillListBytes / ((blocks + 1) * columns * int64_t{sizeof(uint2)});
+  job.length = static_cast<uint32_t>(std::min<int64_t>(fits, kListLength));
+  const uint64_t begin = reinterpret_cast<uint64_t>(lists), border = ((begin >> 32) + 1) << 32;
+  const uint64_t bytes = static_cast<uint64_t>(columns) * job.length * sizeof(uint2);
+  job.lists = lists, job.turned = reinterpret_cast<uint2*>(border);
+  job.turn = static_cast<int32_t>(std::min((border - begin) / bytes, static_cast<uint64_t>(blocks)));
 }
 
 bool shape_suits(const Shape& shape) {
@@ -350,7 +454,7 @@ void prefill(const LookParams& look_at, const Query& q, const KeyBoxes& boxes, c
   const int page_size = look_at.keys.page_size;
   PrefillJob job{};
   job.boxes = boxes, job.keys = look_at.keys, job.q = q, job.emission = emission;
-  job.facts = room.facts, job.next = room.next, job.lists = room.lists, job.stats = look_at.stats;
+  job.facts = room.facts, job.next = room.next, job.stats = look_at.stats;
   job.heads = static_cast<int>(shape.heads), job.query_alignment = alignment_of(q);
   job.page_shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(page_size)) : -1;
   const int heads = padded_heads(job.heads);
@@ -359,7 +463,7 @@ void prefill(const LookParams& look_at, const Query& q, const KeyBoxes& boxes, c
     job.first_row = row, job.rows = static_cast<int32_t>(std::min(kGroupRows, shape.rows - row));
     job.tiles = (job.rows + tile_rows_of(job.heads) - 1) / tile_rows_of(job.heads);
     const int64_t blocks = std::min({static_cast<int64_t>(launch.sms()), static_cast<int64_t>(job.tiles), kMaxBlocks});
-    job.length = static_cast<uint32_t>(list_length(blocks, job.heads));
+    deal_lists(job, room.lists, blocks);
     LookParams params = look_at;
     params.facts = room.facts, params.taken = room.next;
     look(params, Group{row, job.rows, 0, 0}, launch);

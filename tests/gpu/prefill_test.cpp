@@ -86,6 +86,13 @@ TEST_P(PrefillRows, LengthsAboutTheSample) {
 }
 
 /// So many rows that each thread block has little room for lists; and more than are looked at in one go.
+/// 32 heads and so many keys that the lists would fill up under the sample's threshold: halfway there is a better one.
+TEST_P(PrefillRows, ThresholdHalfway) {
+  Tally tally("prefill, threshold halfway");
+  for (const Pattern pattern : {Pattern::normal, Pattern::ties_at_cut, Pattern::nans})
+    check(make_problem(spec_of(32, 257, 120000, pattern)), 2048, tally);
+}
+
 TEST_P(PrefillRows, ManyRows) {
   Tally tally("prefill, many rows");
   for (const Pattern pattern : {Pattern::normal, Pattern::ties_at_cut}) {

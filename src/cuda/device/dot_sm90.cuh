@@ -33,6 +33,11 @@ __device__ __forceinline__ uint64_t operand_after(uint64_t operand, uint32_t ste
   return (operand & 0xFFFFFFFF00000000u) | low;
 }
 
+/// An operand's lower half, which alone tells one from another. operand_of(low + steps) is that many steps further:
+/// shared memory ends before it could overflow.
+__device__ __forceinline__ uint32_t operand_low(uint32_t address) { return (address & 0x3FFFF) >> 4 | 1u << 16; }
+__device__ __forceinline__ uint64_t operand_of(uint32_t low) { return uint64_t{1024 >> 4 | 1u << 30} << 32 | low; }
+
 /// ReLU(x) * w added to s, with w already halved.
 __device__ __forceinline__ float add_head(float dot, float half_weight, float sum) {
   return __fmaf_rn(half_weight, dot + fabsf(dot), sum);
@@ -51,6 +56,15 @@ __device__ __forceinline__ void issue_dots(float (&dots)[kColumns / 2], uint64_t
 #pragma unroll
   for (int s = 0; s < kDim / 32; ++s)
     wgmma_e4m3<kColumns>(dots, operand_after(keys, s * kDotStep), operand_after(heads, s * kDotStep), s > 0);
+  wgmma_commit();
+}
+
+template <int kColumns, int kDim>
+__device__ __forceinline__ void issue_dots_low(float (&dots)[kColumns / 2], uint32_t keys, uint32_t heads) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < kDim / 32; ++s)
+    wgmma_e4m3<kColumns>(dots, operand_of(keys + s * kDotStep), operand_of(heads + s * kDotStep), s > 0);
   wgmma_commit();
 }
 

@@ -51,11 +51,14 @@ __device__ __forceinline__ void answer_unscored(const PrefillJob& job, int32_t r
   writer.fill(used);
 }
 
-/// put(rank, position) for the marked positions from `base` on, of which `used` come before. Leaves the map empty.
-template <bool kMayBeDense, class Put>
+/// put(rank, position) for the marked positions from `base` on, of which `used` come before. Leaves the map empty. A lane
+/// a word finds the marks; what it found is dealt out anew, so that all lanes put, side by side.
+template <class Put>
 __device__ __forceinline__ uint32_t each_mark(SelectScratch& w, int32_t base, uint32_t words, uint32_t used,
                                               const Put& put) {
-  const uint32_t lane = threadIdx.x & 31, below = (1u << lane) - 1;
+  const uint32_t lane = threadIdx.x & 31;
+  uint16_t* const found = reinterpret_cast<uint16_t*>(w.bins);
+  static_assert(sizeof w.bins >= 32 * 32 * sizeof(uint16_t));
 #pragma unroll 1
   for (uint32_t first = 0; first < words; first += 32) {
     uint32_t bits = w.marks[first + lane];
@@ -68,30 +71,24 @@ __device__ __forceinline__ uint32_t each_mark(SelectScratch& w, int32_t base, ui
       if (lane >= static_cast<uint32_t>(step)) before += other;
     }
     const uint32_t total = __shfl_sync(~0u, before, 31);
-    uint32_t at = used + before - own;
-    used += total;
+    uint16_t* to = found + (before - own);
+    for (; bits != 0; bits &= bits - 1) *to++ = static_cast<uint16_t>(lane * 32 + __ffs(static_cast<int>(bits)) - 1);
+    __syncwarp();
     const int32_t origin = base + static_cast<int32_t>(first * 32);
-    if (kMayBeDense && total >= kDenseMarks) {  // a word at a time, a lane a bit
-#pragma unroll 8
-      for (uint32_t word = 0; word < 32; ++word) {
-        const uint32_t all = __shfl_sync(~0u, bits, word), rank = __shfl_sync(~0u, at, word);
-        if (all >> lane & 1u) put(rank + __popc(all & below), origin + static_cast<int32_t>(word * 32 + lane));
-      }
-    } else {  // a lane a word
-      const int32_t own_origin = origin + static_cast<int32_t>(lane * 32);
-      for (; bits != 0; bits &= bits - 1) put(at++, own_origin + __ffs(static_cast<int>(bits)) - 1);
-    }
+#pragma unroll 4
+    for (uint32_t i = lane; i < total; i += 32) put(used + i, origin + found[i]);
+    used += total;
+    __syncwarp();
   }
-  __syncwarp();
   return used;
 }
 __device__ __forceinline__ uint32_t hand_out_marks(SelectScratch& w, int32_t base, uint32_t words, uint32_t used,
                                                    const WarpWriter& writer) {
   if (writer.indices == nullptr)
-    return each_mark<false>(w, base, words, used, [&](uint32_t j, int32_t p) { writer.all.put(j, p, 0.0f); });
+    return each_mark(w, base, words, used, [&](uint32_t j, int32_t p) { writer.all.put(j, p, 0.0f); });
   int32_t* const indices = writer.indices;
   const int32_t add = writer.add;
-  return each_mark<true>(w, base, words, used, [&](uint32_t j, int32_t p) { indices[j] = p + add; });
+  return each_mark(w, base, words, used, [&](uint32_t j, int32_t p) { indices[j] = p + add; });
 }
 
 /// What one warp does with one row's list.
@@ -108,8 +105,8 @@ struct ListTask {
 };
 
 /// The row's last winner; number 0 if the sample's threshold was too high. Writes the answer, if it is wanted, before any
-/// of the next position. w.marks is empty before and behind.
-__device__ __forceinline__ LastWinner select_row(const ListTask& t) {
+/// of the next position. w.marks is empty before and behind. nans: more by the list's, where it is the answer.
+__device__ __forceinline__ LastWinner select_row(const ListTask& t, uint32_t* nans) {
   constexpr int32_t kWindow = kMarkWords * 32;
   SelectScratch& w = t.w;
   const uint32_t lane = threadIdx.x & 31;
@@ -118,8 +115,17 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t) {
   WarpCrossing c{0, 0, 0};
   if (suit) {
     clear_bins(w);
-    t.list.each([&](uint2 entry, bool) { atomicAdd(&w.bins[bins.of(__uint_as_float(entry.x))], 1u); });
+    bool nan = false;
+    const uint32_t to = shared_address(w.bins);
+    t.list.each([&](uint2 entry, bool) {
+      const float score = __uint_as_float(entry.x);
+      add_one(bins.bytes_of(score) | to);
+      nan = nan | (score != score);
+    });
+    if (__any_sync(~0u, nan) && t.answers) *nans += t.list.nans();
     c = cross_bins(w, t.want, LinearBins::kFirst);
+  } else if (t.answers) {
+    *nans += t.list.nans();
   }
   LastWinner last{0, false};
   if (c.inside == 0 && !t.complete) return last;
@@ -142,7 +148,7 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t) {
         for (uint32_t i = 0; i < RowList::kBatch; ++i) {
           const uint32_t bin = bins.of(__uint_as_float(entries[i].x));
           const uint32_t at = entries[i].y - static_cast<uint32_t>(from);
-          set_bits_if(bin > marked_above && at < kWindow, marks + at / 32 * 4, 1u << (at % 32));
+          set_bits_if((bin > marked_above) & (at < kWindow), marks + at / 32 * 4, 1u << (at % 32));
           inside |= (bin == c.bin ? 1u : 0u) << i;
         }
         // Few: read again, so that no register is indexed.

@@ -15,13 +15,14 @@ namespace topkey::cuda {
 
 constexpr int kPrefillGroups = 2;  ///< warpgroups that multiply
 constexpr int kPrefillThreads = 128 * (kPrefillGroups + 1);
-constexpr int kPrefillColumns = 256;  ///< (row, head) columns of a warpgroup's product
-constexpr int kLoaderWarps = 3;       ///< bring queries; a fourth warp beside them the keys
-constexpr int kListColumns = 32;      ///< threads that score one row, each with a column of its list
-constexpr int kPrefillStages = 8;     ///< of 64 keys, under way
-constexpr int kSampleUnits = 32;      ///< of the sample that gives a row its threshold: 2,048 keys
-constexpr uint32_t kCheckUnits = 8;   ///< after so many the lists are looked at: two entries of a column a unit at most
-constexpr uint32_t kDenseMarks = 96;  ///< of 1,024 positions: from so many on all lanes hand out each word
+constexpr int kPrefillColumns = 256;              ///< (row, head) columns of a warpgroup's product
+constexpr int kLoaderWarps = 3;                   ///< bring queries; a fourth warp beside them the keys
+constexpr int kItemBarrier = 1 + kPrefillGroups;  ///< of the two by which these learn of items, behind the groups' own
+constexpr int kListColumns = 32;                  ///< threads that score one row, each with a column of its list
+constexpr int kPrefillStages = 8;                 ///< of 64 keys, under way
+constexpr int kSampleUnits = 32;                  ///< of the sample that gives a row its threshold: 2,048 keys
+constexpr uint32_t kCheckUnits = 8;  ///< after so many the lists are looked at: two entries of a column a unit at most
+constexpr int kMaximumFours = 2;     ///< of eight fours of a thread's columns: 2 gave 2 % (2,048 x 32,768), 4 no more
 constexpr int kPrefillBins = 512;
 constexpr int kPrefillCandidates = 128;
 constexpr int kMarkWords = 1024;  ///< winners are marked in a map of so many words at a time
@@ -36,11 +37,13 @@ struct PrefillJob {
   Emission emission;
   const RowFact* facts;  ///< [rows]
   uint32_t* next;        ///< tiles that have been taken; 0 at first
-  uint2* lists;          ///< [blocks, tile rows, length, kListColumns] score bits and position
+  uint2* lists;          ///< [turn, tile rows, length, kListColumns] score bits and position
+  uint2* turned;         ///< the same of thread blocks from `turn` on
   uint64_t* stats;
   int64_t first_row;
   int32_t rows, tiles;
   int heads, query_alignment;
+  int32_t turn;
   int page_shift;   ///< log2 of the page size; -1: not a power of two
   uint32_t length;  ///< most entries of a column
 };
@@ -51,32 +54,34 @@ struct Item {
   uint32_t failed;    ///< those of them that found too few
   bool exact;         ///< take no threshold from a sample
   uint32_t units, stride;
-  int32_t low;                    ///< first key of unit 0, a multiple of 64
-  int32_t inner_low, inner_high;  ///< what all scored rows see
+  int32_t low;          ///< first key of unit 0, a multiple of 64
+  int32_t inner_low;    ///< units that all scored rows see whole begin from here on
+  uint32_t inner_span;  ///< to so much further
   int32_t table_row;
 };
-/// The unit after `unit` in the order of visits: every part of the row comes early.
-__device__ __forceinline__ uint32_t next_unit(const Item& item, uint32_t unit) {
-  unit += item.stride;
-  return unit >= item.units ? unit - item.units : unit;
-}
 
 constexpr int kMaxPrefillRows = kPrefillGroups * 8;
 
 /// A warp's own, while it selects.
 struct SelectScratch {
-  alignas(16) uint32_t bins[kPrefillBins];
+  alignas(kPrefillBins * 4) uint32_t bins[kPrefillBins];  ///< so that a place in it is an address by bits
   uint32_t marks[kMarkWords];
   uint64_t candidates[kPrefillCandidates];
   uint32_t number;  ///< of candidates
 };
 
+/// What lies beside a stage's codes.
+struct KeyStage {
+  alignas(16) float scale[kTileKeys];
+  uint64_t full, empty;
+  int32_t first;  ///< position of the first key; kUnreadable
+};
+constexpr int32_t kUnreadable = INT32_MIN;
+
 struct PrefillShared {
-  uint64_t key_full[kPrefillStages], key_empty[kPrefillStages];
+  KeyStage stages[kPrefillStages];
   uint64_t item_full[2], item_empty[2];
   uint64_t query_full[kPrefillGroups], query_empty[kPrefillGroups];
-  alignas(16) float scale[kPrefillStages][kTileKeys];
-  bool readable[kPrefillStages];
   Item items[2];
   int32_t low[kMaxPrefillRows], end[kMaxPrefillRows];  ///< windows
   float least[kMaxPrefillRows];                        ///< scores below cannot win

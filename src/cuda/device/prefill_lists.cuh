@@ -16,6 +16,16 @@ __device__ __forceinline__ int32_t position_of_number(uint64_t number) {
   return static_cast<int32_t>(~static_cast<uint32_t>(number));
 }
 
+/// The same value, of which the compiler then knows that the whole warp has it.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
+/// The same values, which the compiler keeps in registers in place of making them again.
+__device__ __forceinline__ uint32_t kept(uint32_t x) { return __shfl_sync(~0u, x, threadIdx.x & 31); }
+template <class T>
+__device__ __forceinline__ T* kept(T* p) {
+  const uint64_t at = reinterpret_cast<uint64_t>(p);
+  return reinterpret_cast<T*>(uint64_t{kept(static_cast<uint32_t>(at >> 32))} << 32 | kept(static_cast<uint32_t>(at)));
+}
+
 /// A row's list as a whole warp sees it: lane l reads column l.
 struct RowList {
   uint2* column;   ///< this lane's
@@ -25,12 +35,12 @@ struct RowList {
 
   __device__ __forceinline__ RowList(uint2* list, const uint16_t* counts) {
     const uint32_t lane = threadIdx.x & 31;
-    column = list + lane, count = counts[lane];
+    column = kept(list + lane), count = counts[lane];
     most = __reduce_max_sync(~0u, count), total = __reduce_add_sync(~0u, count);
   }
   static constexpr uint32_t kBatch = 16;
   /// f(entries, first) for all entries, a batch of each column at a time: entries first .. first + kBatch - 1, in all lanes
-  /// together. An absent one is NaN at position 0.
+  /// together. An absent one is -inf at position 0.
   template <class F>
   __device__ __forceinline__ void batches(const F& f) const {
 #pragma unroll 1
@@ -38,13 +48,20 @@ struct RowList {
       uint2 entries[kBatch];
 #pragma unroll
       for (uint32_t i = 0; i < kBatch; ++i) {
-        entries[i] = uint2{kCanonicalNan, 0};
+        entries[i] = uint2{0xFF800000u, 0};
         if (base + i < count) entries[i] = __ldcg(column + (base + i) * kListColumns);
       }
       f(entries, base);
     }
   }
   /// f(entry, present) for each.
+  /// This lane's NaNs.
+  __device__ uint32_t nans() const {
+    uint32_t found = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) found += is_nan(__uint_as_float(__ldcg(&column[i * kListColumns].x)));
+    return found;
+  }
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
     batches([&](const uint2(&entries)[kBatch], uint32_t first) {
@@ -65,16 +82,17 @@ struct LinearBins {
   __device__ __forceinline__ static bool suit(float least, float best) {
     return least > -3e38f && best - least < 3e38f;
   }
-  /// Ascends with x; 0 for NaN. The sum's last bits count units: no conversion, no branch.
-  __device__ __forceinline__ uint32_t of(float x) const {
-    constexpr float kUnits = 8388608.0f;
-    const float sum = __fmaf_rn(x - least, scale, kUnits + static_cast<float>(kFirst));
+  /// Ascends with x; 0 for NaN. The sum's last bits count quarters: no conversion, no branch. Times 4.
+  __device__ __forceinline__ uint32_t bytes_of(float x) const {
+    constexpr float kUnits = 2097152.0f;
+    const float sum = __fmaf_rn(x - least, scale, kUnits + static_cast<float>(kFirst) + 0.5f);
     return __float_as_uint(fminf(fmaxf(sum, kUnits), kUnits + static_cast<float>(kPrefillBins - 1))) &
-           (kPrefillBins - 1);
+           (kPrefillBins - 1) * 4;
   }
+  __device__ __forceinline__ uint32_t of(float x) const { return bytes_of(x) / 4; }
   /// Below all that is in the bin.
   __device__ __forceinline__ float edge(uint32_t bin) const {
-    return least + (static_cast<float>(bin - kFirst) - 0.5f) / scale;
+    return least + (static_cast<float>(bin - kFirst) - 0.625f) / scale;
   }
 };
 
@@ -154,14 +172,19 @@ struct Sample {
     const LinearBins bins(low, high);
     clear_bins(w);
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) atomicAdd(&w.bins[bins.of(x[i])], 1u);
+    for (int i = 0; i < kMost; ++i) add_one(bins.bytes_of(x[i]) | shared_address(w.bins));
     const WarpCrossing c = cross_bins(w, static_cast<uint32_t>(rank), LinearBins::kFirst);
     return c.inside == 0 ? __uint_as_float(0xFF800000u) : bins.edge(c.bin);
   }
   /// Keeps of each column what reaches `least`; how many.
-  __device__ __forceinline__ uint32_t keep(const RowList& list, float least) const {
+  /// nans: how many do not stay.
+  __device__ __forceinline__ uint32_t keep(const RowList& list, float least, uint32_t* nans) const {
     constexpr int kBatch = 16;
-    uint32_t kept = 0;
+    const uint64_t begin = reinterpret_cast<uint64_t>(list.column);
+    uint32_t next = static_cast<uint32_t>(begin);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) *nans += x[i] != x[i];
+    *nans -= kMost - min(list.count, static_cast<uint32_t>(kMost));  // absent ones
 #pragma unroll
     for (int base = 0; base < kMost; base += kBatch) {
       uint32_t positions[kBatch];
@@ -172,13 +195,11 @@ struct Sample {
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (x[base + i] >= least) {
-          __stcg(list.column + kept * kListColumns, uint2{__float_as_uint(x[base + i]), positions[i]});
-          ++kept;
-        }
+        store_next_if<kListColumns * sizeof(uint2)>(x[base + i] >= least, next, static_cast<uint32_t>(begin >> 32),
+                                                    __float_as_uint(x[base + i]), positions[i]);
       }
     }
-    return kept;
+    return (next - static_cast<uint32_t>(begin)) / (kListColumns * sizeof(uint2));
   }
 };
 
@@ -230,16 +251,18 @@ __device__ __forceinline__ LastWinner last_of_candidates(const SelectScratch& w,
 }
 
 /// Keeps the list's entries from `last` on, dealt out evenly to its columns; returns the best key that went. counts: of
-/// the columns, rewritten.
-__device__ __forceinline__ uint32_t thin(const RowList& list, uint64_t last, uint16_t* counts) {
+/// the columns, rewritten. nans: more, if NaNs went.
+__device__ __forceinline__ uint32_t thin(const RowList& list, uint64_t last, uint16_t* counts, uint32_t* nans) {
   const uint32_t lane = threadIdx.x & 31, below = (1u << lane) - 1;
   uint2* base = list.column - lane;
   uint32_t kept = 0, dropped = kNotLive;
   // What is written never overtakes what is read: entries are read in the order in which they are dealt out.
   list.each([&](uint2 entry, bool present) {
     const uint64_t number = number_of(entry);
-    const bool stays = present && number >= last;
-    if (present && !stays) dropped = max(dropped, key_of_number(number));
+    const bool stays = present & (number >= last);
+    const bool goes = present & !stays;
+    dropped = max(dropped, goes ? key_of_number(number) : kNotLive);
+    *nans += goes & (key_of_number(number) == kNanKey);
     const uint32_t stayed = __ballot_sync(~0u, stays);
     if (stays) __stcg(base + kept + __popc(stayed & below), entry);
     kept += __popc(stayed);

@@ -72,7 +72,12 @@ class KeyAsker {
     if (__ballot_sync(~0u, mine) == 0) return item;
     item.low = __reduce_min_sync(~0u, mine ? low : INT32_MAX) & ~(kTileKeys - 1);
     item.inner_low = __reduce_max_sync(~0u, mine ? low : 0);
-    item.inner_high = __reduce_min_sync(~0u, mine ? high : INT32_MAX);
+    const int32_t inner_high = __reduce_min_sync(~0u, mine ? high : INT32_MAX);
+    if (int64_t{inner_high} - item.inner_low >= kTileKeys) {
+      item.inner_span = static_cast<uint32_t>(inner_high - item.inner_low) - kTileKeys;
+    } else {
+      item.inner_low = INT32_MAX;  // no unit begins there
+    }
     const int32_t end = __reduce_max_sync(~0u, mine ? high : 0);
     item.units = static_cast<uint32_t>((int64_t{end} - item.low + kTileKeys - 1) / kTileKeys);
     item.stride = stride_of(item.units);
@@ -115,6 +120,7 @@ class KeyAsker {
       arrive_at(&s_.item_full[slot]);
     }
     __syncwarp();
+    arrive_named_barrier(kItemBarrier + static_cast<int>(slot), 32 * (1 + kLoaderWarps));
     ++number_;
     for (uint32_t base = 0; base < item.units; base += 32) {
       const uint32_t step = base + lane(), count = min(32u, item.units - base);
@@ -122,7 +128,7 @@ class KeyAsker {
       const int32_t first = item.low + static_cast<int32_t>(unit) * kTileKeys;
       const Place place = step < item.units ? find(item.table_row, first) : Place{0, -1};
       for (uint32_t i = 0; i < count; ++i) {
-        if (lane() == i) ask(place);
+        if (lane() == i) ask(place, first);
         __syncwarp();
         if (++stage_ == kPrefillStages) stage_ = 0, turn_ ^= 1;
       }
@@ -141,15 +147,16 @@ class KeyAsker {
     const int32_t page = *element<int32_t>(source.block_table, table_row, column);
     return {first - static_cast<int32_t>(column) * source.page_size, page < source.num_pages ? page : -1};
   }
-  __device__ __forceinline__ void ask(const Place& place) {
+  __device__ __forceinline__ void ask(const Place& place, int32_t first) {
     const KeySource& source = job_.keys;
-    uint64_t* full = &s_.key_full[stage_];
-    wait_at(&s_.key_empty[stage_], turn_ ^ 1);
-    s_.readable[stage_] = place.page >= 0;
+    KeyStage& stage = s_.stages[stage_];
+    uint64_t* full = &stage.full;
+    wait_at(&stage.empty, turn_ ^ 1);
+    stage.first = place.page >= 0 ? first : kUnreadable;
     if (place.page < 0) return arrive_at(full);
     const bool whole = source.paged || place.key + kTileKeys <= source.count;
     const uint8_t* scales = source.scales + place.page * source.page_stride + int64_t{place.key} * 4;
-    float* to = s_.scale[stage_];
+    float* to = stage.scale;
     if (!whole) {  // the last dense keys; no byte behind them is the caller's
       for (int i = 0; place.key + i < source.count; ++i) to[i] = reinterpret_cast<const float*>(scales)[i];
     }
@@ -179,7 +186,8 @@ __device__ __forceinline__ void bring_queries(const PrefillJob& job, PrefillShar
   uint32_t brought = 0;
   for (uint32_t number = 0;; ++number) {
     const uint32_t slot = number & 1;
-    wait_at(&s.item_full[slot], number / 2 & 1);
+    // Not the scorers' barrier: for so long three warps would look at it, however it hints at sleep.
+    named_barrier(kItemBarrier + static_cast<int>(slot), 32 * (1 + kLoaderWarps));
     const int32_t first = s.items[slot].first_row;
     const uint32_t units = s.items[slot].units;
     __syncwarp();
@@ -190,6 +198,7 @@ __device__ __forceinline__ void bring_queries(const PrefillJob& job, PrefillShar
       wait_at(&s.query_empty[group], (brought & 1) ^ 1);
       uint8_t* to = queries + group * kPrefillColumns * kCodePitch;
       const int32_t own = first + group * static_cast<int32_t>(kRows);
+#pragma unroll 4
       for (uint32_t i = thread; i < kPrefillColumns * kChunks; i += kThreads) {
         const int column = static_cast<int>(i / kChunks), head = head_of_column<kHeads>(column);
         const int32_t row = own + row_of_column<kHeads>(column);

@@ -39,22 +39,26 @@ __device__ __forceinline__ void fence_tensor_reads() { asm volatile("fence.proxy
 __device__ __forceinline__ void init_barrier(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void arrive_at(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void arrive_at(uint64_t* barrier) { arrive_at(shared_address(barrier)); }
 __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
 /// Until the phase of this parity has ended. The hint lets the thread sleep: one that looks every few cycles takes issue
 /// slots and reads of shared memory from those that work.
-__device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) {
   constexpr uint32_t kNanoseconds = 10000000;
   asm volatile(
       "{ .reg .pred p; wait_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2; @p bra done_%=; bra wait_%=; "
-      "done_%=: }" ::"r"(shared_address(barrier)),
+      "done_%=: }" ::"r"(barrier),
       "r"(parity), "r"(kNanoseconds)
       : "memory");
+}
+__device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
+  wait_at(shared_address(barrier), parity);
 }
 /// A tensor map (a kernel's parameter) is about to be used.
 __device__ __forceinline__ void prefetch_map(const void* map) {
@@ -76,13 +80,32 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
                : "memory");
 }
 
-/// 8 bytes to global memory, if `present`: without a branch.
-__device__ __forceinline__ void store_if(bool present, void* to, uint32_t first, uint32_t second) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cg.v2.b32 [%1], {%2, %3}; }" ::"r"(present ? 1 : 0),
-               "l"(to), "r"(first), "r"(second)
-               : "memory");
+/// If `present`: 8 bytes to global memory, and the lower half of the address moves by kStep. Without a branch.
+template <uint32_t kStep>
+__device__ __forceinline__ void store_next_if(bool present, uint32_t& low, uint32_t high, uint32_t first,
+                                              uint32_t second) {
+  asm volatile(
+      "{ .reg .pred p; .reg .b64 a; setp.ne.b32 p, %1, 0; mov.b64 a, {%0, %2}; "
+      "@p st.global.cg.v2.b32 [a], {%3, %4}; @p add.u32 %0, %0, %5; }"
+      : "+r"(low)
+      : "r"(present ? 1 : 0), "r"(high), "r"(first), "r"(second), "n"(kStep)
+      : "memory");
+}
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ int32_t load_shared_int(uint32_t address) {
+  int32_t value;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
 }
 
+/// Adds one to a word of shared memory.
+__device__ __forceinline__ void add_one(uint32_t address) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
+}
 /// Sets bits of a word of shared memory, if `present`: without a branch.
 __device__ __forceinline__ void set_bits_if(bool present, uint32_t address, uint32_t bits) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p red.shared.or.b32 [%1], %2; }" ::"r"(present ? 1 : 0),
@@ -93,6 +116,11 @@ __device__ __forceinline__ void set_bits_if(bool present, uint32_t address, uint
 /// Barrier `id` (1..15) of `threads` threads.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Comes to the barrier without waiting there.
+__device__ __forceinline__ void arrive_named_barrier(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 /// The same, and whether `flag` was set in any of them.
