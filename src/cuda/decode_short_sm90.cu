@@ -250,7 +250,7 @@ uint32_t choose_blocks(int64_t rows, int64_t units, const Launch& launch) {
 KernelList decode_short_kernels() { return {kEntries, 2}; }
 
 bool decode_shortly(PlainDecode job, const KeyBoxes& boxes, const Launch& launch) {
-  if (job.max_len > kShortKeys) return false;
+  if (job.max_len > kShortKeys || job.scores != nullptr || job.shard.world_size > 1) return false;
   const int64_t units = (int64_t{job.max_len} + kTileKeys - 1) / kTileKeys;
   job.blocks = choose_blocks(job.rows, units, launch);
   if (job.blocks == 1 && job.rows > launch.sms()) return false;

@@ -18,13 +18,21 @@ bool plain_rows(const Rows& rows) {
   return ends.data != nullptr && ends.dtype == DType::i32 && (ends.stride[0] == 1 || ends.shape[0] == 1) &&
          rows.start.data == nullptr && rows.request.data == nullptr && rows.q_indptr.data == nullptr;
 }
+/// Of a cut over ranks.
+bool plain_cut(const LookParams& look) {
+  const Tensor& end = look.whole_end;
+  return look.shard.world_size <= 1 ||
+         (look.whole_start.data == nullptr &&
+          (end.data == nullptr || (end.dtype == DType::i32 && end.shape[0] == look.rows.count &&
+                                   (end.stride[0] == 1 || end.shape[0] == 1) && look.rows.next_n <= 1)));
+}
 /// Rows of a request.
 int32_t next_n_of(const Rows& rows) { return std::max(rows.next_n, 1); }
 bool plain_answer(const Emission& emission) {
   const Selection& out = emission.out;
-  return out.slots.data == nullptr && out.scores.data == nullptr && out.counts.data == nullptr &&
-         out.indices.data != nullptr && out.index_base.data == nullptr && out.indices.stride[1] == 1 &&
-         emission.shard.world_size <= 1 && emission.stats == nullptr;
+  return out.slots.data == nullptr && out.counts.data == nullptr && out.indices.data != nullptr &&
+         out.index_base.data == nullptr && out.indices.stride[1] == 1 && emission.stats == nullptr &&
+         (out.scores.data == nullptr || (out.scores.dtype == DType::f32 && out.scores.stride[1] == 1));
 }
 bool plain_keys(const KeySource& keys, int64_t rows) {
   const int64_t page = keys.page_size;
@@ -46,7 +54,7 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   const Selection& out = emission.out;
   const int32_t table_n = keys.table_per_row ? 1 : next_n_of(rows);
   if (!plain_rows(rows) || !plain_answer(emission) || look.stats != nullptr ||
-      !plain_keys(keys, rows.count / table_n) || !plain_query(q) || !make_boxes(keys, boxes))
+      !plain_keys(keys, rows.count / table_n) || !plain_query(q) || !plain_cut(look) || !make_boxes(keys, boxes))
     return false;
   PlainDecode p{};
   p.q = static_cast<const uint8_t*>(q.values.data), p.q_row = q.values.stride[0], p.q_head = q.values.stride[1];
@@ -55,6 +63,9 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   p.table = static_cast<const int32_t*>(keys.block_table.data), p.table_row = keys.block_table.stride[0];
   p.scales = keys.scales, p.page_stride = keys.page_stride;
   p.out = static_cast<int32_t*>(out.indices.data), p.out_row = out.indices.stride[0];
+  p.scores = static_cast<float*>(out.scores.data), p.scores_row = out.scores.data != nullptr ? out.scores.stride[0] : 0;
+  p.shard = emission.shard;
+  if (p.shard.world_size > 1) p.whole_ends = static_cast<const int32_t*>(look.whole_end.data);
   p.rows = static_cast<int32_t>(rows.count), p.heads = static_cast<int32_t>(q.values.shape[1]);
   p.topk = look.topk, p.columns = emission.topk;
   p.ends_n = ends_of(rows).shape[0] == rows.count ? 1 : next_n_of(rows), p.table_n = table_n;

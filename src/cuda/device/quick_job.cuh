@@ -123,10 +123,14 @@ __device__ __forceinline__ void tell_bins(const QuickJob& job, QuickShared& s, c
   if (threadIdx.x == 0) arrive_at_row(job, r.row);
 }
 
+__device__ __forceinline__ void put_fill(const PlainDecode& job, uint32_t row, int32_t j) {
+  job.out[row * job.out_row + j] = job.fill;
+  if (job.scores != nullptr) job.scores[row * job.scores_row + j] = __uint_as_float(0xFF800000u);  // -inf
+}
 __device__ __forceinline__ void fill_row(const PlainDecode& job, uint32_t row, uint32_t used, uint32_t thread,
                                          uint32_t threads) {
   for (int32_t j = static_cast<int32_t>(used + thread); j < job.columns; j += static_cast<int32_t>(threads))
-    job.out[row * job.out_row + j] = job.fill;
+    put_fill(job, row, j);
 }
 
 /// Half a block: its threads 0 to kHalf - 1, and its barrier.

@@ -286,11 +286,25 @@ class QuickSettler {
     uint32_t wins = 0, total;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) wins += __popc(marks_[w].above);
-    int32_t* out = job_.out + r_.row * job_.out_row + base_ + h_.scan(wins, &total);
+    const uint32_t rank = base_ + h_.scan(wins, &total);
+    int32_t* out = job_.out + r_.row * job_.out_row + rank;
+    if (job_.scores != nullptr || job_.shard.world_size > 1) return write_more(rank);
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
 #pragma unroll 1
       for (uint32_t rest = marks_[w].above; rest != 0; rest &= rest - 1) *out++ = position_of(r_, entry(w, rest));
+    }
+  }
+  __device__ __forceinline__ void write_more(uint32_t rank) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+#pragma unroll 1
+      for (uint32_t rest = marks_[w].above; rest != 0; rest &= rest - 1, ++rank) {
+        const uint32_t i = entry(w, rest);
+        job_.out[r_.row * job_.out_row + rank] = static_cast<int32_t>(global_of(job_.shard, position_of(r_, i)));
+        if (job_.scores != nullptr)
+          job_.scores[r_.row * job_.scores_row + rank] = __uint_as_float(r_.scores[quick_place(i)]);
+      }
     }
   }
 
