@@ -162,8 +162,8 @@ std::string DecodeCase::text() const {
     << spare << ") topk " << topk << " heads " << heads << " page " << page_size << " scales " << scales_name(scales)
     << " codes " << kCodes[static_cast<int>(codes)] << " lengths " << kLengths[static_cast<int>(lengths)] << " holes "
     << kHoles[static_cast<int>(holes)] << " max_len " << max_len << (length_form ? " length" : " end")
-    << (padded ? " padded" : "") << " fill " << kFills[static_cast<int>(fill)] << " SMs " << max_sms << " seed "
-    << seed;
+    << (padded ? " padded" : "") << (scored ? " scored" : "") << " fill " << kFills[static_cast<int>(fill)] << " SMs "
+    << max_sms << " seed " << seed;
   return s.str();
 }
 
@@ -209,7 +209,7 @@ DecodeData make_data(const DecodeCase& c) {
 
 int64_t ends_in(const DecodeCase& c) { return c.of_requests ? requests_of(c) : c.rows; }
 int64_t step_of(const DecodeCase& c) { return c.topk + (c.padded ? 3 : 0); }
-size_t outputs_of(const DecodeCase& c) { return static_cast<size_t>(c.rows * step_of(c)); }
+size_t outputs_of(const DecodeCase& c) { return static_cast<size_t>(c.rows * step_of(c) * (c.scored ? 2 : 1)); }
 
 PagedMqaTopk call_over(const DecodeCase& c, const DecodeViews& views, void* indices) {
   PagedMqaTopk args{};
@@ -220,6 +220,8 @@ PagedMqaTopk call_over(const DecodeCase& c, const DecodeViews& views, void* indi
   (c.length_form ? args.rows.length : args.rows.end) = views.ends;
   args.topk = c.topk;
   args.out.indices = tensor(indices, DType::i32, {c.rows, c.topk}, {step_of(c), 1});
+  auto* scores = static_cast<int32_t*>(indices) + c.rows * step_of(c);
+  if (c.scored) args.out.scores = tensor(scores, DType::f32, {c.rows, c.topk}, {step_of(c), 1});
   args.out.fill = c.fill, args.out.fill_value = 77;
   return args;
 }

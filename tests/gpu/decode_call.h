@@ -57,6 +57,7 @@ struct DecodeCase {
   int64_t spare = 0;                         ///< keys that the table is wider than the context
   int64_t max_len = 0;                       ///< of the call
   bool length_form = false, padded = false;  ///< `length` instead of `end`; strides wider than what they hold
+  bool scored = false;                       ///< scores are wanted, too: behind all indices
   Fill fill = Fill::minus_one;
   int32_t max_sms = 0;  ///< 0 = as the environment says
   uint64_t seed = 1;
@@ -74,7 +75,7 @@ void draw_ends(const DecodeCase& c, uint64_t turn, int32_t* ends);
 int64_t ends_in(const DecodeCase& c);
 /// Columns from one row of indices to the next.
 int64_t step_of(const DecodeCase& c);
-/// Elements of the whole output.
+/// Elements of the whole output, indices and then scores.
 size_t outputs_of(const DecodeCase& c);
 
 /// The call over such memory, on the host or on a device.

@@ -26,7 +26,7 @@ std::string difference(const DecodeCase& c, const char* what, const Answer& want
                        const int32_t* ends) {
   const auto at = std::mismatch(want.begin(), want.end(), got.begin());
   if (at.first == want.end()) return {};
-  const auto i = static_cast<int64_t>(at.first - want.begin()), row = i / step_of(c);
+  const auto i = static_cast<int64_t>(at.first - want.begin()), row = i / step_of(c) % c.rows;
   std::ostringstream s;
   s << what << ": row " << row << " of length " << ends[row * ends_in(c) / c.rows] << ", column " << i % step_of(c)
     << ": " << *at.second << " instead of " << *at.first;
@@ -231,6 +231,7 @@ TEST_P(Decode, SeveralRowsOfARequest) {
         c.lengths = seed % 2 == 0 ? Lengths::equal : Lengths::edges;
         c.heads = kHeads[seed % 5], c.codes = Codes::normal, c.seed = seed++;
         if (seed % 3 == 0) c.holes = Holes::some;
+        c.scored = seed % 4 == 1;
         expect(c, tally);
       }
     }
@@ -261,7 +262,7 @@ TEST_P(Decode, Drawn) {
     if (draw_flag(3)) c.spare = draw(1, 3000);
     if (draw_flag(4)) c.max_len = draw(1, c.context);
     c.length_form = draw_flag(), c.of_requests = c.next_n > 1 && !c.length_form && draw_flag();
-    c.padded = draw_flag(4);
+    c.padded = draw_flag(4), c.scored = draw_flag(3);
     c.fill = draw_of({Fill::minus_one, Fill::minus_one, Fill::value, Fill::repeat});
     if (draw_flag(3)) c.max_sms = draw_of({1, 17, 78, 131});
     c.seed = static_cast<uint64_t>(draw(1, 1000000));
