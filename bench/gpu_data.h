@@ -54,7 +54,7 @@ class GpuData {
   std::string wrong_bytes(const Tensor& t) const;
   std::string wrong_choice() const;
 
-  const GpuCase& case_;
+  const GpuCase case_;
   std::vector<void*> memory_;
   std::vector<Written> written_;
   std::vector<int32_t> ends_;   ///< of each row
