@@ -248,6 +248,7 @@ void run_rank(const Problem& p, int64_t rank, int64_t chunk_rows, const Tensor& 
     a.rows.length = tensor(p.end.as<int32_t>() + own.first, DType::i32, {own.last - own.first});
     a.out.indices = buffer;
     a.out.indices.data = support::element(buffer, own.first);
+    a.out.indices.shape[0] = a.rows.count;  // other ranks write the other rows meanwhile
     support::run(a, exec);
   }
 }
