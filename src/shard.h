@@ -28,6 +28,10 @@ struct Step {
   ShardSpec spec;
   Inputs in;
   bool pools = false;  ///< the layer over k-pools
+  /// Tokens in an order that the caller gives: of several prefill ranks, or of one.
+  bool orders_tokens() const {
+    return pools && (spec.prefill_size > 1 || (spec.prefill_size == 1 && present(in.token_order)));
+  }
   const char* op() const { return pools ? "indexer_kpool_forward_sharded" : "indexer_forward_sharded"; }
 };
 

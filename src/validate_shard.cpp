@@ -159,7 +159,7 @@ void check_pools(const Check& c, const shard::Step& s) {
   validate(search, Mode::call);
   if (!layer::stores_pools(c, s.step)) return;
   PoolK pool = layer::pool_args(s.config, s.step);
-  if (s.spec.prefill_size > 1) {
+  if (s.orders_tokens()) {
     // As it is called on what has been gathered: of that only the shape is known here.
     const int64_t tokens = s.step.slot_mapping.shape[0], dim = s.config.head_dim;
     pool.k = tensor(s.step.k.data, DType::bf16, {tokens, dim});
@@ -179,6 +179,9 @@ void validate(const shard::Step& s, const Exec& exec) {
   validate_exec(op, exec);
   TOPKEY_REQUIRE(c, exec.team == nullptr, "exec.team", "absent in a sharded step", "a team");
   validate(s.spec, op);
+  // Also where no cut uses one: ranks agree over whatever is given.
+  if (s.in.comm != nullptr) validate_communicator(op, "comm", s.in.comm);
+  if (s.in.prefill_comm != nullptr) validate_communicator(op, "prefill_comm", s.in.prefill_comm);
   check_layer(c, s);
   const bool context = s.spec.context.active();
   if (context || s.spec.row_shards > 1) check_rows(c, s.step.rows);
@@ -196,7 +199,7 @@ void validate(const shard::Step& s, const Exec& exec) {
     TOPKEY_REQUIRE(c, sum == rows, "row_shard_sizes", "all " + std::to_string(rows) + " prefill rows",
                    std::to_string(sum));
   }
-  if (s.spec.prefill_size > 1) {
+  if (s.spec.prefill_size > 1 || s.orders_tokens()) {
     validate_communicator(op, "prefill_comm", s.in.prefill_comm);
     check_place(c, "prefill_rank", s.spec.prefill_rank, s.spec.prefill_size, *s.in.prefill_comm);
     check_prefill_keys(c, s);

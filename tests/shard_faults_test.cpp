@@ -139,6 +139,23 @@ TEST(ShardFaults, ASpecThatIsNotTheCommunicators) {
   EXPECT_EQ(thrown[2].status, Status::peer_error);
 }
 
+/// Ranks agree over every communicator that is given, also where no cut uses it.
+TEST(ShardFaults, ACommunicatorThatNoCutUsesIsChecked) {
+  topkey_communicator empty{};
+  for (const bool prefill : {false, true}) {
+    const topkey_indexer_config config{};
+    const topkey_indexer_step step{};
+    const topkey_shard_spec spec{};
+    const topkey_exec exec{};
+    topkey_shard_step shard{};
+    (prefill ? shard.prefill_comm : shard.comm) = &empty;
+    for (const auto& forward : {topkey_indexer_forward_sharded, topkey_indexer_kpool_forward_sharded}) {
+      EXPECT_EQ(forward(&config, &step, &spec, &shard, &exec), TOPKEY_INVALID_ARGUMENT);
+      EXPECT_THAT(topkey_last_error(), HasSubstr(prefill ? "prefill_comm.size must be" : ": comm.size must be"));
+    }
+  }
+}
+
 TEST(ShardFaults, SizesThatDiffer) {
   const auto comms = local_communicators(2);
   const auto thrown = run_ranks(2, [&](int32_t rank) {

@@ -157,6 +157,20 @@ TEST(ShardCollectives, TheWorkspaceServesShorterContexts) {
   EXPECT_GE(sharded_workspace_bytes(indexer, limits, cut, on("ref")), size_t{7} * 2 * 512 * 8);
 }
 
+/// New keys may come in fewer bytes than the most, so that more of them fit the limit; and no limit is too large.
+TEST(ShardCollectives, TheWorkspaceServesSmallerKeys) {
+  IndexerConfig config{};
+  config.heads = 2, config.head_dim = 128, config.topk = 8, config.format = KeyFormat::fp8;
+  ShardSpec cut{};
+  cut.prefill_size = 2, cut.exchange_limit = 2063;
+  const SparseAttnIndexer indexer(config);
+  const IndexerLimits limits{0, 64, 4, 4096, 1};
+  // Two ranks' rows of 128 bf16: four fit the limit, and wait to be sent. Of f32 one and a half would.
+  EXPECT_GE(sharded_workspace_bytes(indexer, limits, cut, on("ref")), size_t{3} * 4 * 256 + 4 * 256);
+  cut.exchange_limit = SIZE_MAX;
+  EXPECT_GE(sharded_workspace_bytes(indexer, limits, cut, on("ref")), size_t{3} * 64 * 256);
+}
+
 /// exchange_rows by itself: any dtype, strided and contiguous, ranks without rows, nothing else touched.
 TEST(ShardCollectives, ExchangeRowsPutsSlicesIntoGlobalOrder) {
   property("exchange_rows gives every rank every slice", 200, [] {

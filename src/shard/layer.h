@@ -15,7 +15,10 @@ struct RowRange {
   int64_t size() const { return last - first; }
 };
 
-inline size_t limit_of(const ShardSpec& spec) { return spec.exchange_limit > 0 ? spec.exchange_limit : kExchangeLimit; }
+/// In 63 bits: rows are reckoned with signed numbers.
+inline size_t limit_of(const ShardSpec& spec) {
+  return spec.exchange_limit > 0 ? std::min<size_t>(spec.exchange_limit, INT64_MAX) : kExchangeLimit;
+}
 
 /// Decode rows that every rank has, in front; those that are dealt out are rows like the others.
 inline int64_t common_rows(const Step& s) { return s.spec.shard_decode ? 0 : s.step.num_decode_rows; }

@@ -38,7 +38,7 @@ bool stores(const Step& s) { return s.pools ? layer::stores_pools(check_of(s), s
 
 PoolK pool_args(const Step& s) {
   PoolK a = layer::pool_args(s.config, s.step);
-  if (s.spec.prefill_size > 1) {
+  if (s.orders_tokens()) {
     a.positions = s.in.token_positions, a.request = s.in.token_request;
     a.q_indptr = Tensor{};
   }
@@ -216,8 +216,11 @@ size_t prefill_bytes(const WorstStep& w, size_t alone) {
   const int32_t ranks = w.spec.prefill_size;
   // k as f32, at the worst, or codes and their scales; of tokens k and then gate, bf16: packed, then of all ranks.
   const int64_t row = w.pools ? 2 * w.config.head_dim : 4 * w.config.head_dim + 4;
-  const int64_t rows = key_chunk(row, w.limits.max_rows, ranks, limit_of(w.spec));
-  const size_t exchange = static_cast<size_t>((1 + ranks) * rows * row) + 8 * kLine;
+  // Smaller rows may fill the limit better, but a rank's part of what it receives is no more than this.
+  const size_t each =
+      static_cast<size_t>(std::max(limit_of(w.spec) / static_cast<size_t>(ranks), static_cast<size_t>(row)));
+  const size_t part = std::min(static_cast<size_t>(std::max<int64_t>(w.limits.max_rows, 1) * row), each);
+  const size_t exchange = static_cast<size_t>(1 + ranks) * part + 8 * kLine;
   if (!w.pools) return exchange + alone;
   return 2 * padded(static_cast<size_t>(limits_of_all(w).max_rows * row)) + std::max(exchange, alone);
 }
@@ -238,7 +241,7 @@ size_t workspace_bytes(const WorstStep& w, const Exec& exec) {
   size_t most = context ? context_bytes(w, alone, exec) : alone;
   if (context && prefill) most = std::max(most, gather_bytes(w, exec));
   if (w.spec.row_shards > 1) most = std::max(most, rows_bytes(w, alone));
-  if (prefill) most = std::max(most, prefill_bytes(w, alone));
+  if (prefill || (w.pools && w.spec.prefill_size == 1)) most = std::max(most, prefill_bytes(w, alone));
   return most;
 }
 

@@ -20,8 +20,6 @@ struct Tokens {
   size_t bytes(const Step& s) const { return padded(static_cast<size_t>(count(s) * row)); }
 };
 
-bool gathers(const Step& s) { return s.spec.prefill_size > 1; }
-
 /// The call over gathered tokens. Null memory: its sizes.
 PoolK gathered_args(const Step& s, char* k, char* gate) {
   PoolK a = pool_args(s);
@@ -52,14 +50,14 @@ void order_tokens(const Step& s, const Tensor& rows, char* out, const Exec& exec
 }  // namespace
 
 size_t store_pools_bytes(const Step& s, const Exec& exec) {
-  if (!gathers(s)) return pool_k_workspace_bytes(pool_args(s), exec);
+  if (!s.orders_tokens()) return pool_k_workspace_bytes(pool_args(s), exec);
   const Tokens n(s);
   const size_t exchange = static_cast<size_t>((1 + s.spec.prefill_size) * n.chunk * n.row) + 2 * kLine;
   return 2 * n.bytes(s) + std::max(exchange, pool_k_workspace_bytes(gathered_args(s, nullptr, nullptr), exec));
 }
 
 void store_pools(const Step& s, const Exec& exec) {
-  if (!gathers(s)) return pool_k(pool_args(s), exec);
+  if (!s.orders_tokens()) return pool_k(pool_args(s), exec);
   Workspace room(s.op(), exec);
   const size_t bytes = Tokens(s).bytes(s);
   char *k = room.take(bytes), *gate = room.take(bytes);
