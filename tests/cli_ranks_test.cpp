@@ -61,6 +61,7 @@ TEST_F(CliRanks, RunsOnRanks) {
   expect_refused("run " + path("before.safetensors") + " --ranks 3 --shard prefill", 2, "wants windows from 0");
   EXPECT_THAT(run_command("run " + trace + " --ranks 2").out,
               HasSubstr("equal to the answer of one rank, bit for bit"));
+  expect_refused("run " + trace + " --ranks 2 -o " + path("unwritten"), 2, "--ranks excludes --output");
   const std::string dense = path("dense.safetensors");
   ASSERT_EQ(run_command("make-trace -o " + dense + " --op mqa_topk --rows 2 --keys 30").code, 0);
   expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");
@@ -96,10 +97,11 @@ TEST_F(CliRanks, RunsPoolsOnRanks) {
   wrong.tensors.erase("positions");
   write_trace(trace, wrong);
   EXPECT_EQ(run_command("run " + trace + " --ranks 2").code, 0) << "without an open pool";
-  for (const std::string size : {"0", "-4", "x", "4.5", "999999999"}) {
+  for (const std::string& size :
+       std::vector<std::string>{"0", "-4", "x", "4.5", "1025", "999999999", std::string("4\0x", 3)}) {
     wrong.metadata["pool_size"] = size;
     write_trace(trace, wrong);
-    expect_refused("run " + trace + " --ranks 2", 2, "--ranks wants a pool_size from 1 on");
+    expect_refused("run " + trace + " --ranks 2", 2, "--ranks wants a pool_size from 1 to 1024");
   }
   expect_refused("make-trace -o " + trace + " --pool-size 4 --windows random --keys 300 --rows 9", 2,
                  "windows must begin at 0 with --pool-size");

@@ -26,6 +26,8 @@ namespace {
 
 using support::Array;
 
+constexpr int32_t kMostPool = 1024;  ///< tokens of a key, as pool_k has them
+
 /// What a rank reports; sent as it is.
 struct Report {
   double rows, pairs, received, seconds, same;
@@ -64,8 +66,10 @@ void set_pools(const support::Trace& trace, Whole& w) {
   const std::string size = trace.text("pool_size", "1");
   int32_t number = 0;
   const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
-  if (error != std::errc() || *end != '\0' || number < 1 || int64_t{number} * w.args.topk > INT32_MAX)
-    throw Failure("--ranks wants a pool_size from 1 on, with topk * pool_size under 2^31, got " + support::shown(size));
+  const bool whole = error == std::errc() && end == size.data() + size.size();
+  if (!whole || number < 1 || number > kMostPool || int64_t{number} * w.args.topk > INT32_MAX)
+    throw Failure(fmt::format("--ranks wants a pool_size from 1 to {}, with topk * pool_size under 2^31, got {}",
+                              kMostPool, support::shown(size)));
   w.pool_size = number;
   if (!w.pools()) return;
   w.want = {};  // the call has answered with pools
