@@ -69,6 +69,23 @@ nb::object communicator_of(nb::object transport, int32_t rank, int32_t size) {
   return owned(std::make_unique<PythonCommunicator>(std::move(transport), rank, size));
 }
 
+/// Rows of each rank of `comm`; nothing for None, which is no cut.
+std::vector<int64_t> shard_sizes(const std::string& op, nb::handle sizes, const Communicator* comm) {
+  if (sizes.is_none()) return {};
+  std::vector<int64_t> rows;
+  if (!nb::try_cast(sizes, rows)) {
+    throw nb::value_error(
+        (op + ": row_shard_sizes must be whole numbers of 64 bits, got " + nb::repr(sizes).c_str()).c_str());
+  }
+  const int32_t ranks = comm == nullptr ? 0 : comm->size();
+  if (ranks < 1 || rows.size() != static_cast<size_t>(ranks)) {
+    throw nb::value_error((op + ": row_shard_sizes must be rows of each of the communicator's " +
+                           std::to_string(ranks) + " ranks, got " + std::to_string(rows.size()) + " numbers")
+                              .c_str());
+  }
+  return rows;
+}
+
 /// What follows from other arguments.
 void complete(RankArgs& a, Communicator* comm, Communicator* prefill, const std::vector<int64_t>& sizes) {
   a.config.heads = static_cast<int32_t>(a.step.q.values.shape[1]);
@@ -88,17 +105,26 @@ void complete(RankArgs& a, Communicator* comm, Communicator* prefill, const std:
 /// As long as the step's own arrays are.
 IndexerLimits limits_of(const RankArgs& a) {
   IndexerLimits limits{};
-  const int64_t requests = std::max<int64_t>(1, a.step.keys.block_table.shape[0]);
   limits.max_rows = std::max({a.step.rows.count, a.step.k.shape[0], a.step.slot_mapping.shape[0]});
-  limits.max_requests = requests;
-  limits.max_len = std::max(a.step.rows.max_len, (a.shard.total_keys + requests - 1) / requests);
+  limits.max_requests = std::max<int64_t>(1, a.step.keys.block_table.shape[0]);
+  limits.max_len = a.step.rows.max_len;
   limits.max_next_n = a.step.rows.next_n;
   return limits;
 }
 
-size_t bytes_of(bool pools, const RankArgs& a, const Exec& exec) {
-  return pools ? sharded_workspace_bytes(SparseAttnIndexerKpool(a.config), limits_of(a), a.spec, exec)
-               : sharded_workspace_bytes(SparseAttnIndexer(a.config), limits_of(a), a.spec, exec);
+template <class Layer>
+size_t bytes_of(const Layer& layer, const RankArgs& a, const Exec& exec) {
+  IndexerLimits limits = limits_of(a);
+  if (!a.spec.context.active() || a.spec.prefill_size <= 1) return sharded_workspace_bytes(layer, limits, a.spec, exec);
+  // Gathered keys are as many as the step says, however long one request might be: they are asked for by themselves.
+  const int64_t keys = std::clamp<int64_t>(a.shard.total_keys, 0, a.shard.gathered.values.shape[0]);
+  IndexerLimits gathered = limits;
+  gathered.max_len = (keys + limits.max_requests - 1) / limits.max_requests;
+  ShardSpec context = a.spec;
+  context.prefill_rank = context.prefill_size = 0;
+  limits.max_rows = std::min<int64_t>(limits.max_rows * a.spec.prefill_size, INT32_MAX);
+  return std::max(sharded_workspace_bytes(layer, gathered, a.spec, exec),
+                  sharded_workspace_bytes(layer, limits, context, exec));
 }
 
 /// What goes wrong before the library has the step is told to the peers here; they would wait.
@@ -114,18 +140,23 @@ void or_tell(Communicator* comm, Communicator* prefill, const Body& body) {
   }
 }
 
-void forward(bool pools, const nb::dict& fields, const std::vector<int64_t>& row_shard_sizes, Communicator* comm,
+void forward(bool pools, const nb::dict& fields, const nb::object& row_shard_sizes, Communicator* comm,
              Communicator* prefill, nb::handle tuple) {
   guarded([&] {
     const char* op = pools ? "indexer_kpool_forward_sharded" : "indexer_forward_sharded";
     Borrowed arrays(op, false);
     RankArgs args{};
+    std::vector<int64_t> sizes;
     std::optional<Setting> setting;
     or_tell(comm, prefill, [&] {
       read_fields(rank_table(), op, fields, reinterpret_cast<char*>(&args), arrays);
-      complete(args, comm, prefill, row_shard_sizes);
+      sizes = shard_sizes(op, row_shard_sizes, comm);
+      complete(args, comm, prefill, sizes);
       setting.emplace(op, tuple, arrays);
-      setting->add_workspace(bytes_of(pools, args, setting->exec), arrays.first());
+      const Exec& exec = setting->exec;
+      setting->add_workspace(pools ? bytes_of(SparseAttnIndexerKpool(args.config), args, exec)
+                                   : bytes_of(SparseAttnIndexer(args.config), args, exec),
+                             arrays.first());
     });
     const nb::gil_scoped_release released;
     if (pools) {
@@ -166,7 +197,8 @@ void bind_ranks(nb::module_& m) {
   nb::class_<Communicator>(m, "Communicator")
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
-      .def_prop_ro("received_bytes", &Communicator::received_bytes);
+      .def_prop_ro("received_bytes", &Communicator::received_bytes)
+      .def("fail", [](Communicator& comm, const std::string& sentence) { comm.fail(sentence.c_str()); });
   m.def("communicator", &communicator_of);
   m.def("local_communicators", [](int32_t size, double seconds) {
     return guarded([&] {
@@ -176,7 +208,8 @@ void bind_ranks(nb::module_& m) {
     });
   });
   m.def("sharded_workspace_bytes", &worst_bytes);
-  m.def("forward_sharded", &forward, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg());
+  m.def("forward_sharded", &forward, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
+        nb::arg());
 }
 
 }  // namespace topkey::python

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # The extension module (python/src). Private: the Python files beside it give it its public form.
+from collections.abc import Sequence
 from typing import Any
 
 from .types import Exec
@@ -34,13 +35,15 @@ class Communicator:
     size: int
     received_bytes: int
 
+    def fail(self, sentence: str) -> None: ...
+
 def communicator(transport: Any, rank: int, size: int) -> Communicator: ...
 def local_communicators(size: int, seconds: float) -> list[Communicator]: ...
 def sharded_workspace_bytes(pools: bool, numbers: dict[str, int], format: str, backend: str) -> int: ...
 def forward_sharded(
     pools: bool,
     fields: dict[str, Any],
-    row_shard_sizes: list[int],
+    row_shard_sizes: Sequence[int] | None,
     comm: Communicator | None,
     prefill: Communicator | None,
     exec: Exec,

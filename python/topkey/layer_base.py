@@ -11,8 +11,8 @@ from .calls import Placeholder, cache_fields, shard_fields
 from .frameworks import clear_rows, framework
 from .library import backends
 from .operations import workspace_bytes
-from .ranks import Communicator, communicator
-from .step import Stage, StepMetadata, bound, check_buffer, check_number, key_cache, run_step
+from .ranks import Communicator, communicator, telling
+from .step import Stage, StepMetadata, bound, check_buffer, check_number, check_rows, key_cache, run_step
 from .types import Array, Exec, Format, KeyCache, Scale, Shard
 
 # Heads that workspace_bytes of a layer reckons with: no model has more, and a layer learns theirs with its first step.
@@ -76,28 +76,41 @@ class LayerBase:
             self._communicators[id(group)] = group, communicator(group)
         return self._communicators[id(group)][1]
 
-    def _run_on_ranks(
-        self, own: dict[str, Any], query: tuple[Any, ...], metadata: StepMetadata, groups: tuple[Any, Any],
-        rows: tuple[int, int], cleared: bool, workspace: Array | None, exec: Exec,
-    ) -> Array:  # fmt: skip
-        """own: fields of the layer; query: q, scales, weights; rows: of the step, and those of hidden_states."""
-        buffer, sizes = self.topk_indices_buffer, metadata.row_shard_sizes
-        values, scales = metadata.gathered if metadata.gathered is not None else (None, None)
+    def _fields(
+        self, own: dict[str, Any], query: tuple[Any, ...], metadata: StepMetadata, rows: int
+    ) -> dict[str, Any]:  # fmt: skip
+        """Of a step on ranks, as the library names them."""
+        gathered = (None, None) if metadata.gathered is None else metadata.gathered
+        pair = isinstance(gathered, (tuple, list)) and len(gathered) == 2
+        self._require(pair, "metadata.gathered", "a tuple (values, scales) or None", type(gathered).__name__)
+        values, scales = gathered
         fields = {
             "q": query[0], "q_scale": query[1], "weights": query[2], "topk": self.topk_tokens, "scale": self._scale(),
-            "slot_mapping": None if own.get("k") is None else metadata.slot_mapping, "cleared": cleared,
+            "slot_mapping": None if own.get("k") is None else metadata.slot_mapping,
             "block_table": metadata.block_table, "table_per_row": metadata.table_per_row, "ends": metadata.end,
             "row_request": metadata.request, "q_indptr": metadata.q_indptr, "next_n": metadata.next_n,
-            "max_len": metadata.max_len, "count": rows[0], "num_decode_rows": metadata.num_decode_rows,
-            "indices": buffer, "shard_decode": metadata.shard_decode, "whole_end": metadata.whole_end,
+            "max_len": metadata.max_len, "count": rows, "num_decode_rows": metadata.num_decode_rows,
+            "indices": self.topk_indices_buffer, "shard_decode": metadata.shard_decode, "whole_end": metadata.whole_end,
             "gathered": values, "gathered_scales": scales, "key_indptr": metadata.key_indptr,
             "total_keys": metadata.total_keys, "gathered_start": metadata.gathered_start, **own,
         }  # fmt: skip
         cache_fields(self._name, fields, self._cache())
         shard_fields(self._name, fields, metadata.shard)
+        return fields
+
+    def _run_on_ranks(
+        self, own: dict[str, Any], query: tuple[Any, ...], metadata: StepMetadata, groups: tuple[Any, Any],
+        rows: tuple[int, int], cleared: bool, workspace: Array | None, exec: Exec,
+    ) -> Array:  # fmt: skip
+        """own: fields of the layer; query: q, scales, weights; rows: of the step, and those of hidden_states."""
+        buffer = self.topk_indices_buffer
+        with telling(*groups):
+            if not cleared:
+                check_rows(self._name, buffer, rows[1])
+            fields = self._fields(own, query, metadata, rows[0]) | {"cleared": cleared}
+            comm, prefill = (self._communicator(group) for group in groups)
         exec = exec if workspace is None else exec._replace(workspace=workspace)
-        comm, prefill = (self._communicator(group) for group in groups)
-        _native.forward_sharded("pool_size" in own, fields, [] if sizes is None else list(sizes), comm, prefill, exec)
+        _native.forward_sharded("pool_size" in own, fields, metadata.row_shard_sizes, comm, prefill, exec)
         if not cleared and rows[1] > rows[0]:
             clear_rows(buffer[rows[0] :], rows[1] - rows[0], exec.stream)
         return buffer

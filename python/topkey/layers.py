@@ -8,6 +8,7 @@ from typing import Any
 
 from .calls import extent
 from .layer_base import LayerBase, largest_cache, largest_search, most_bytes, shape
+from .ranks import telling
 from .step import Stage, StepMetadata, bound, check_metadata, has_ranks, has_rows, query, rows_of
 from .types import DEFAULT_EXEC, Array, Exec, Shard
 
@@ -128,11 +129,12 @@ class SparseAttnIndexer(LayerBase):
         """
         if metadata is None or skip_step:
             return self.topk_indices_buffer
-        check_metadata(self._name, metadata)
-        q = query(self._name, q_quant, self.use_fp4_cache)
-        ranks = has_ranks(self._name, group, prefill_group, metadata)
-        hidden_rows = extent(hidden_states, 0)
-        rows = rows_of(self._name, metadata, hidden_rows)
+        with telling(group, prefill_group):
+            check_metadata(self._name, metadata)
+            q = query(self._name, q_quant, self.use_fp4_cache)
+            ranks = has_ranks(self._name, group, prefill_group, metadata)
+            hidden_rows = extent(hidden_states, 0)
+            rows = rows_of(self._name, metadata, hidden_rows)
         if ranks:
             own = {"k": None if self.skip_k_cache_insert else k, "ratio": self.compress_ratio}
             if self.candidate_blocks is not None:
@@ -242,14 +244,15 @@ class SparseAttnIndexerKpool(LayerBase):
         """
         if metadata is None or skip_step:
             return self.topk_indices_buffer
-        check_metadata(self._name, metadata)
-        q = query(self._name, q_quant, self.use_fp4_cache)
-        ranks = has_ranks(self._name, group, prefill_group, metadata)
-        self._numbers(1, index_kpool=index_kpool)
-        topk = self.topk_tokens
-        self._require(topk % index_kpool == 0, "topk_tokens", f"a multiple of index_kpool {index_kpool}", topk)
-        hidden_rows = extent(hidden_states, 0)
-        rows = rows_of(self._name, metadata, hidden_rows)
+        with telling(group, prefill_group):
+            check_metadata(self._name, metadata)
+            q = query(self._name, q_quant, self.use_fp4_cache)
+            ranks = has_ranks(self._name, group, prefill_group, metadata)
+            self._numbers(1, index_kpool=index_kpool)
+            topk = self.topk_tokens
+            self._require(topk % index_kpool == 0, "topk_tokens", f"a multiple of index_kpool {index_kpool}", topk)
+            hidden_rows = extent(hidden_states, 0)
+            rows = rows_of(self._name, metadata, hidden_rows)
         if ranks:
             own = {
                 "k": None if self.skip_k_cache_insert else k, "gate": gate_score, "ape": compress_ape,

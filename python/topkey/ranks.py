@@ -4,7 +4,8 @@ any object with the methods of `Transport`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from operator import index
 from typing import Any, Protocol
 
@@ -76,6 +77,19 @@ def communicator(group: Any) -> Communicator:
             f"all_gatherv, got {type(group).__name__}"
         ) from None
     return _native.communicator(group, rank, size)
+
+
+@contextmanager
+def telling(*groups: Any) -> Iterator[None]:
+    """What is found wrong before the library has the step is told to the peers; they would wait."""
+    try:
+        yield
+    except Exception as error:
+        for group in groups:
+            if hasattr(group, "fail"):
+                with suppress(Exception):  # this rank has an error of its own to tell
+                    group.fail(str(error))
+        raise
 
 
 def local_communicators(size: int, seconds: float = 0) -> list[Communicator]:

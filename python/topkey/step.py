@@ -137,6 +137,7 @@ def has_ranks(layer: str, group: Any, prefill_group: Any, metadata: StepMetadata
     """Whether the step is one of several ranks'."""
     if metadata.shard is not None:
         check_kind(layer, "metadata.shard", metadata.shard, Shard)
+        check_number(layer, "metadata.shard.world_size", metadata.shard.world_size, 0)
     sharded = metadata.shard is not None and metadata.shard.world_size > 1
     cut = sharded or metadata.row_shard_sizes is not None
     if cut != (group is not None):
@@ -152,6 +153,13 @@ def check_buffer(layer: str, buffer: Array, columns: int) -> None:
     if dtype != "i32" or len(shape) != 2 or shape[1] < columns:
         got = f"{dtype} {list(shape)}" if dtype is not None else type(buffer).__name__
         raise ValueError(f"{layer}: topk_indices_buffer must be i32 [rows, >={columns}] of numpy or torch, got {got}")
+
+
+def check_rows(layer: str, buffer: Array, rows: int) -> None:
+    if extent(buffer, 0) < rows:
+        raise ValueError(
+            f"{layer}: topk_indices_buffer must have the {rows} rows of hidden_states, got {extent(buffer, 0)}"
+        )
 
 
 def _check_workspace(layer: str, workspace: Array | None, needed: int) -> None:
@@ -180,10 +188,7 @@ def _rehearse(search: Stage, exec: Exec) -> None:
 
 def run_step(layer: str, stages: Sequence[Stage], exec: Exec, buffer: Array, rows_to_clear: int) -> None:
     """Checks every stage, then runs: keys are inserted, the buffer's rows are cleared, the others answer into it."""
-    if extent(buffer, 0) < rows_to_clear:
-        raise ValueError(
-            f"{layer}: topk_indices_buffer must have the {rows_to_clear} rows of hidden_states, got {extent(buffer, 0)}"
-        )
+    check_rows(layer, buffer, rows_to_clear)
     _refuse_shapes_only(layer, stages)
     needed = [workspace_bytes(stage.op, **stage.arguments, exec=exec) for stage in stages]
     _check_workspace(layer, exec.workspace, max(needed, default=0))

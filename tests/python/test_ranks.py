@@ -291,7 +291,14 @@ WRONG = [
     ({}, {"shard": topkey.Shard(0, 2), "request": None}, "rows.request must be i32"),
     ({}, {"row_shard_sizes": [1, 2]}, "row_shard_sizes must be all 6 prefill rows, got 3"),
     ({}, {"row_shard_sizes": [7, 0]}, "row_shard_sizes must be from 0 to 6, got 7"),
+    ({}, {"row_shard_sizes": []}, "row_shard_sizes must be rows of each of the communicator's 2 ranks, got 0 numbers"),
+    ({}, {"row_shard_sizes": [6]}, "row_shard_sizes must be rows of each of the communicator's 2 ranks, got 1 numbers"),
+    ({}, {"row_shard_sizes": [3, 3, 0]}, "communicator's 2 ranks, got 3 numbers"),
+    ({}, {"row_shard_sizes": 6}, "row_shard_sizes must be whole numbers of 64 bits, got 6"),
+    ({}, {"row_shard_sizes": [3, 2**63]}, "row_shard_sizes must be whole numbers of 64 bits, got [3,"),
     ({}, {"shard": 3}, "metadata.shard must be a Shard, got int"),
+    ({}, {"shard": topkey.Shard(0, "2")}, "metadata.shard.world_size must be a whole number from 0 on, got '2'"),
+    ({}, {"shard": topkey.Shard(0, 2), "gathered": 3}, "metadata.gathered must be a tuple (values, scales) or None"),
 ]
 
 
@@ -329,6 +336,76 @@ def test_a_workspace_of_the_limits_is_enough(on, cut, pool_size):
         assert [answers[at] for at, row in enumerate(own) if row >= 0] == [want[row] for row in own if row >= 0]
     raised = on_ranks(3, lambda rank: world.rank(rank, rows, 0, on._replace(workspace=np.zeros(300, np.uint8))))
     assert all("exec.workspace_bytes must be at least" in str(error) for error in raised)
+
+
+@pytest.mark.parametrize("pool_size", [0, 4])
+def test_a_buffer_without_all_rows_of_hidden_states_is_refused(on, pool_size):
+    world = World(4, pool_size, "rows", 2, 1, topkey.local_communicators)
+    rows = world.rows(9, 3)
+    for layer, _ in world.parts:
+        layer.topk_indices_buffer = np.full((14, TOPK + world.p), 77, I32)
+    for error in on_ranks(2, lambda rank: world.rank(rank, rows, 0, on, padded=5)):
+        assert "topk_indices_buffer must have the 17 rows of hidden_states, got 14" in str(error)
+
+
+@pytest.mark.parametrize("pool_size", [0, 4])
+@pytest.mark.parametrize("change", [{"num_decode_rows": 99}, {"end": None}, {"gathered": 3}, {"row_shard_sizes": 7}])
+def test_peers_of_a_wrong_step_are_told(on, pool_size, change):
+    """Also what Python itself finds wrong: they do not wait until their patience ends."""
+    for groups in (topkey.local_communicators, seats):
+        world = World(4, pool_size, "context", 2, 1, groups)
+        rows = world.rows(9, 3)
+        given = world.given
+
+        def changed(own, stored, shard, part, decode_rows, padded=0, world=world, given=given):
+            answer = given(own, stored, shard, part, decode_rows, padded)
+            if part is world.parts[1]:
+                answer[2]["metadata"] = answer[2]["metadata"]._replace(**change)
+            return answer
+
+        world.given = changed
+        raised = on_ranks(2, lambda rank, world=world, rows=rows: world.rank(rank, rows, 0, on))
+        assert isinstance(raised[1], ValueError)
+        if groups is seats:
+            assert isinstance(raised[0], threading.BrokenBarrierError) and str(raised[1]) in world.groups[1].failed
+        else:
+            assert f"rank 1 failed: {raised[1]}" in str(raised[0])
+
+
+def test_one_prefill_rank_keeps_the_order_of_the_tokens(on):
+    """Its rows may stand in another order than the tokens, as those of many ranks do."""
+    world = World(5, 4, "prefill", 1, 1, topkey.local_communicators)
+    dealt = world.dealt
+    world.dealt = lambda rows, first, rank: dealt(rows, first, rank)[::-1]
+    for _ in range(3):
+        rows = world.rows(9, 8)
+        want = world.one(rows, 0, on)
+        answers, own = world.rank(0, rows, 0, on)
+        assert [answers[at] for at in range(len(own))] == [want[row] for row in own]
+
+
+@pytest.mark.parametrize("pool_size", [0, 4])
+def test_gathered_keys_are_as_many_as_the_step_says(on, pool_size):
+    """A bound of one request's length says nothing of what all of them take."""
+    world = World(6, pool_size, "prefill_context", 2, 1, topkey.local_communicators)
+    rows = world.rows(9, 3)
+    want = world.one(rows, 0, on)
+    given = world.given
+
+    def long(*args):
+        answer = given(*args)
+        answer[2]["metadata"] = answer[2]["metadata"]._replace(max_len=2**31 - 1)
+        return answer
+
+    world.given = long
+    got = [None] * 2
+
+    def body(rank):
+        got[rank] = world.rank(rank, rows, 0, on)
+
+    assert on_ranks(2, body) == [None] * 2
+    for answers, own in got:
+        assert [answers[at] for at, row in enumerate(own) if row >= 0] == [want[row] for row in own if row >= 0]
 
 
 def test_wrong_groups():
