@@ -61,7 +61,7 @@ TEST_F(CliRanks, RunsOnRanks) {
   expect_refused("run " + path("before.safetensors") + " --ranks 3 --shard prefill", 2, "wants windows from 0");
   EXPECT_THAT(run_command("run " + trace + " --ranks 2").out,
               HasSubstr("equal to the answer of one rank, bit for bit"));
-  expect_refused("run " + trace + " --ranks 2 -o " + path("unwritten"), 2, "--ranks excludes --output");
+  expect_refused("run " + trace + " --ranks 2 -o " + path("unwritten"), 2, "--output must be absent with --ranks");
   const std::string dense = path("dense.safetensors");
   ASSERT_EQ(run_command("make-trace -o " + dense + " --op mqa_topk --rows 2 --keys 30").code, 0);
   expect_refused("run " + dense + " --ranks 2", 2, "--ranks wants a trace of paged_mqa_topk");

@@ -145,6 +145,8 @@ void print_json(const support::Call& call, const Result& result) {
 }
 
 Exit run(const Options& options) {
+  if (options.on_ranks && !options.output.empty())
+    throw Failure("run: --output must be absent with --ranks, which compares and keeps nothing; got one");
   const double begin = now();
   auto trace = std::make_shared<support::Trace>(support::read_trace(options.trace));
   const double loading = now() - begin;
@@ -184,12 +186,11 @@ void add_run(CLI::App& app, Action& action) {
   sub->add_option("--topk", options->topk, "Positions a row instead of the trace's")
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   sub->add_option("--threads", options->threads, "CPU threads (default: all)")->check(CLI::Range(0, 65536));
-  CLI::Option* output = sub->add_option("-o,--output", options->output, "Write the trace with its results here");
+  sub->add_option("-o,--output", options->output, "Write the trace with its results here");
   CLI::Option* ranks = sub->add_option("--ranks", options->ranks.ranks,
                                        "Answer it on so many ranks too (threads), and compare; under mpirun: 0, or as "
                                        "many as it has started")
-                           ->check(CLI::Range(0, 1024))
-                           ->excludes(output);
+                           ->check(CLI::Range(0, 1024));
   sub->add_option("--shard", options->ranks.cut, "What the ranks share out: keys (context), rows, or both (prefill)")
       ->check(CLI::IsMember({"context", "rows", "prefill"}))
       ->needs(ranks);
