@@ -54,7 +54,6 @@ struct RowList {
       f(entries, base);
     }
   }
-  /// f(entry, present) for each.
   /// This lane's NaNs.
   __device__ uint32_t nans() const {
     uint32_t found = 0;
@@ -62,6 +61,7 @@ struct RowList {
     for (uint32_t i = 0; i < count; ++i) found += is_nan(__uint_as_float(__ldcg(&column[i * kListColumns].x)));
     return found;
   }
+  /// f(entry, present) for each.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
     batches([&](const uint2(&entries)[kBatch], uint32_t first) {
@@ -176,8 +176,7 @@ struct Sample {
     const WarpCrossing c = cross_bins(w, static_cast<uint32_t>(rank), LinearBins::kFirst);
     return c.inside == 0 ? __uint_as_float(0xFF800000u) : bins.edge(c.bin);
   }
-  /// Keeps of each column what reaches `least`; how many.
-  /// nans: how many do not stay.
+  /// Keeps of each column what reaches `least`; how many. nans: more, by those that do not stay.
   __device__ __forceinline__ uint32_t keep(const RowList& list, float least, uint32_t* nans) const {
     constexpr int kBatch = 16;
     const uint64_t begin = reinterpret_cast<uint64_t>(list.column);
