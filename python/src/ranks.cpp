@@ -70,7 +70,8 @@ nb::object communicator_of(nb::object transport, int32_t rank, int32_t size) {
 }
 
 /// What follows from other arguments.
-void complete(RankArgs& a, Communicator* comm, Communicator* prefill, const std::vector<int64_t>& sizes) {
+void complete(const char* op, RankArgs& a, Communicator* comm, Communicator* prefill,
+              const std::vector<int64_t>& sizes) {
   a.config.heads = static_cast<int32_t>(a.step.q.values.shape[1]);
   a.config.head_dim = a.step.keys.cache.head_dim, a.config.format = a.step.keys.cache.format;
   if (a.config.role != CandidateRole::none)
@@ -79,6 +80,12 @@ void complete(RankArgs& a, Communicator* comm, Communicator* prefill, const std:
   a.shard.comm = comm, a.shard.prefill_comm = prefill;
   a.shard.gathered.format = a.step.keys.cache.format;
   if (!sizes.empty()) {
+    // The library takes as many as there are ranks.
+    if (sizes.size() != static_cast<size_t>(comm->size())) {
+      throw nb::value_error((std::string(op) + ": row_shard_sizes must be of " + std::to_string(comm->size()) +
+                             " ranks, got " + std::to_string(sizes.size()))
+                                .c_str());
+    }
     a.spec.row_rank = comm->rank(), a.spec.row_shards = comm->size();
     a.shard.row_shard_sizes = sizes.data();
   }
@@ -123,7 +130,7 @@ void forward(bool pools, const nb::dict& fields, const std::vector<int64_t>& row
     std::optional<Setting> setting;
     or_tell(comm, prefill, [&] {
       read_fields(rank_table(), op, fields, reinterpret_cast<char*>(&args), arrays);
-      complete(args, comm, prefill, row_shard_sizes);
+      complete(op, args, comm, prefill, row_shard_sizes);
       setting.emplace(op, tuple, arrays);
       setting->add_workspace(bytes_of(pools, args, setting->exec), arrays.first());
     });
