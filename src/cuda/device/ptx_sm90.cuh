@@ -141,6 +141,17 @@ __device__ __forceinline__ uint32_t named_barrier_count(int id, int threads, boo
   return count;
 }
 
+/// A word of global memory by which thread blocks wait for each other: one more, behind what this thread has written; and
+/// what it holds, before what this thread reads.
+__device__ __forceinline__ void add_one_released(uint32_t* at) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquired(const uint32_t* at) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
 /// Blocks of one cluster: which of them this one is, and a barrier of all their threads, behind which all see what any of
 /// them wrote before (of a cluster of one, the compiler makes it the block's own).
 __device__ __forceinline__ uint32_t cluster_rank() {
