@@ -107,7 +107,8 @@ void read_outputs(Bytes& bytes, Call& c) {
     c.blocks = Guarded(DType::i32, rows, 1 + bytes.below(5));
   }
   out.scores = c.values.view(), out.counts = c.counts.view(), out.blocks = c.blocks.view();
-  if (bytes.flag()) c.base = positions(bytes, rows, -1000), out.index_base = c.base.view();
+  // Answers are i32: a base that lifts them past that is the caller's mistake, of which nothing is promised.
+  if (bytes.flag()) c.base = positions(bytes, rows, -1000, INT32_MAX - 2000), out.index_base = c.base.view();
   out.order = static_cast<Order>(bytes.below(3));
   out.fill = static_cast<Fill>(bytes.below(3));
   out.fill_value = bytes.take<int8_t>();

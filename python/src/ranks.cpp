@@ -79,9 +79,9 @@ std::vector<int64_t> shard_sizes(const std::string& op, nb::handle sizes, const 
   }
   const int32_t ranks = comm == nullptr ? 0 : comm->size();
   if (ranks < 1 || rows.size() != static_cast<size_t>(ranks)) {
-    throw nb::value_error((op + ": row_shard_sizes must be rows of each of the communicator's " +
-                           std::to_string(ranks) + " ranks, got " + std::to_string(rows.size()) + " numbers")
-                              .c_str());
+    throw nb::value_error(
+        (op + ": row_shard_sizes must be of " + std::to_string(ranks) + " ranks, got " + std::to_string(rows.size()))
+            .c_str());
   }
   return rows;
 }

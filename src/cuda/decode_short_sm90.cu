@@ -200,7 +200,7 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   const uint32_t each = (all + job.blocks - 1) / job.blocks, first = min(all, peers.rank * each);
   const uint32_t units = min(each, all - first);
   if (brings) {
-    named_barrier_arrive(1, kShortThreads);
+    arrive_named_barrier(1, kShortThreads);
     return bring_keys(job, boxes, s, m.codes, {row, first, units});
   }
   named_barrier(1, kShortThreads);

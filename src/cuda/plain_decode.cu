@@ -68,7 +68,8 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   if (p.shard.world_size > 1) p.whole_ends = static_cast<const int32_t*>(look.whole_end.data);
   p.rows = static_cast<int32_t>(rows.count), p.heads = static_cast<int32_t>(q.values.shape[1]);
   p.topk = look.topk, p.columns = emission.topk;
-  p.ends_n = ends_of(rows).shape[0] == rows.count ? 1 : next_n_of(rows), p.table_n = table_n;
+  // Lengths are the rows' own, and there may be more of them than rows.
+  p.ends_n = rows.end.data == nullptr || rows.end.shape[0] == rows.count ? 1 : next_n_of(rows), p.table_n = table_n;
   p.max_len = static_cast<int32_t>(rows.max_len > 0 ? std::min<int64_t>(keys.count, rows.max_len) : keys.count);
   p.num_pages = static_cast<int32_t>(std::min<int64_t>(keys.num_pages, INT32_MAX));
   p.page_shift = __builtin_ctz(static_cast<unsigned>(keys.page_size));

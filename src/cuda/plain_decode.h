@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// A search for few query rows in the form that engines call most: e4m3 keys of D = 128 in pages of whole units, one row a
-// request, positions alone wanted. It has kernels of its own, which are shorter than the general one.
+// A search for few query rows in the form that engines call most: e4m3 keys of D = 128 in pages of whole units, a
+// request's rows side by side, positions and perhaps their scores wanted, of one rank's keys or of all. It has kernels of
+// its own, which are shorter than the general one.
 #pragma once
 #include "cuda/device/emit.cuh"
 #include "cuda/device/key_boxes.cuh"
@@ -15,9 +16,9 @@ namespace topkey::cuda {
 /// Whether a call is of that form; then what a kernel is told of it.
 bool plain_decode(const LookParams& look, const Query& q, const Emission& emission, PlainDecode* plain,
                   KeyBoxes* boxes);
-/// Up to 128 rows, any context. False where not; else it is launched, with the workspace of decode().
+/// Any number of rows, 128 at a time, any context for which lists fit. False where not; else it is launched, with the workspace of decode().
 bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* workspace, const Launch& launch);
-/// Contexts of at most 8,192 keys: a cluster of thread blocks a row. False where that is not so; else it is launched.
+/// Positions alone, of all keys, contexts of at most 8,192 of them: a cluster of thread blocks a row. False where that is not so; else it is launched.
 bool decode_shortly(PlainDecode job, const KeyBoxes& boxes, const Launch& launch);
 
 }  // namespace topkey::cuda

@@ -292,8 +292,10 @@ class PrefillScorer {
     float least = s_.least[row];
     float from = least, to = s_.high[row];  // about where the winners are
     uint32_t nans = 0;                      // that leave the list
-    const bool thins = !sample && !all && (look.halfway || list.most > thinned_from());
-    if (look.halfway) {
+    // A full list is thinned to its topk best there too: of equal scores halfway none goes, and there would be no room.
+    const bool halfway = look.halfway && list.most <= nearly_full();
+    const bool thins = !sample && !all && (halfway || list.most > thinned_from());
+    if (halfway) {
       const float live = static_cast<float>(f.live),
                   part = static_cast<float>(look.step) / static_cast<float>(item.units);
       want = static_cast<uint32_t>(rank_in_sample(static_cast<float>(want), live * part, live));
@@ -316,12 +318,12 @@ class PrefillScorer {
       if (lane() == 0) count(job_.stats, kRescans, item.exact || is_in(thinned_, row));
     } else if (thins) {
       // What is not proven to lose stays: of one score, all.
-      if (look.halfway) last.number &= ~uint64_t{0xFFFFFFFFu};
+      if (halfway) last.number &= ~uint64_t{0xFFFFFFFFu};
       const uint32_t dropped = thin(list, last.number, s_.counts[row], &nans);
       // Not below the sample's, which hid what is lower: too few that reach it are found out at the end.
       if (list.total > want) least = fmaxf(least, score_of_key(key_of_number(last.number)));
       if (lane() == 0) s_.dropped[row] = max(s_.dropped[row], dropped);
-      if (!look.halfway) thinned_ |= 1u << row;
+      if (!halfway) thinned_ |= 1u << row;
     }
     nans = __reduce_add_sync(~0u, nans);
     if (lane() == 0 && !item.exact) count(job_.stats, kNanScores, nans);

@@ -207,7 +207,11 @@ DecodeData make_data(const DecodeCase& c) {
   return d;
 }
 
-int64_t ends_in(const DecodeCase& c) { return c.of_requests ? requests_of(c) : c.rows; }
+int64_t ends_in(const DecodeCase& c) {
+  // Only lengths may be of more rows than the call has.
+  return c.of_requests ? requests_of(c) : c.rows + (c.length_form && c.padded ? 5 : 0);
+}
+int64_t end_of(const DecodeCase& c, int64_t row) { return c.of_requests ? row / c.next_n : row; }
 int64_t step_of(const DecodeCase& c) { return c.topk + (c.padded ? 3 : 0); }
 size_t outputs_of(const DecodeCase& c) { return static_cast<size_t>(c.rows * step_of(c) * (c.scored ? 2 : 1)); }
 

@@ -73,6 +73,8 @@ DecodeData make_data(const DecodeCase& c);
 void draw_ends(const DecodeCase& c, uint64_t turn, int32_t* ends);
 /// How many ends the call is given.
 int64_t ends_in(const DecodeCase& c);
+/// Which of them is a row's.
+int64_t end_of(const DecodeCase& c, int64_t row);
 /// Columns from one row of indices to the next.
 int64_t step_of(const DecodeCase& c);
 /// Elements of the whole output, indices and then scores.

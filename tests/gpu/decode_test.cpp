@@ -28,8 +28,8 @@ std::string difference(const DecodeCase& c, const char* what, const Answer& want
   if (at.first == want.end()) return {};
   const auto i = static_cast<int64_t>(at.first - want.begin()), row = i / step_of(c) % c.rows;
   std::ostringstream s;
-  s << what << ": row " << row << " of length " << ends[row * ends_in(c) / c.rows] << ", column " << i % step_of(c)
-    << ": " << *at.second << " instead of " << *at.first;
+  s << what << ": row " << row << " of length " << ends[end_of(c, row)] << ", column " << i % step_of(c) << ": "
+    << *at.second << " instead of " << *at.first;
   return s.str();
 }
 
@@ -232,6 +232,7 @@ TEST_P(Decode, SeveralRowsOfARequest) {
         c.heads = kHeads[seed % 5], c.codes = Codes::normal, c.seed = seed++;
         if (seed % 3 == 0) c.holes = Holes::some;
         c.scored = seed % 4 == 1;
+        c.length_form = c.padded = !of_requests && requests != 1;
         expect(c, tally);
       }
     }

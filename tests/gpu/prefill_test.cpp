@@ -86,11 +86,12 @@ TEST_P(PrefillRows, LengthsAboutTheSample) {
 }
 
 /// Few heads, of which thread blocks take sixteen rows, and so many keys that the lists would fill up under the sample's
-/// threshold: halfway there is a better one.
+/// threshold: halfway there is a better one. Of equal scores it drops none; at the last shape lists are full just then.
 TEST_P(PrefillRows, ThresholdHalfway) {
   Tally tally("prefill, threshold halfway");
   for (const Pattern pattern : {Pattern::normal, Pattern::ties_at_cut})
     check(make_problem(spec_of(8, 257, 120000, pattern)), 2048, tally);
+  check(make_problem(spec_of(8, 257, 127600, Pattern::all_equal)), 2048, tally);
 }
 
 /// So many rows that each thread block has little room for lists; and more than are looked at in one go.

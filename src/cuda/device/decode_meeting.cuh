@@ -17,18 +17,14 @@ class Meeting {
   __device__ void arrive() {
     ++steps_;
     sync_scorers();
-    if (threadIdx.x == 0 && !alone()) {
-      asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&row_->arrived) : "memory");
-    }
+    if (threadIdx.x == 0 && !alone()) add_one_released(&row_->arrived);
   }
   /// For all arrivals of the steps so far. All blocks of the grid are resident (the launch is cooperative).
   __device__ void wait() const {
     if (threadIdx.x == 0 && !alone()) {
       const uint32_t target = steps_ * blocks_;
-      uint32_t seen;
-      do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&row_->arrived) : "memory");
-      } while (seen < target);
+      while (load_acquired(&row_->arrived) < target) {
+      }
     }
     sync_scorers();
   }

@@ -110,8 +110,8 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t, uint32_t* na
   constexpr int32_t kWindow = kMarkWords * 32;
   SelectScratch& w = t.w;
   const uint32_t lane = threadIdx.x & 31;
-  const bool suit = LinearBins::suit(t.least, t.best);
-  const LinearBins bins(suit ? t.least : 0.0f, suit ? t.best : 1.0f);
+  const bool suit = ListBins::suit(t.least, t.best);
+  const ListBins bins(suit ? t.least : 0.0f, suit ? t.best : 1.0f);
   WarpCrossing c{0, 0, 0};
   if (suit) {
     clear_bins(w);
@@ -123,7 +123,7 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t, uint32_t* na
       nan = nan | (score != score);
     });
     if (__any_sync(~0u, nan) && t.answers) *nans += t.list.nans();
-    c = cross_bins(w, t.want, LinearBins::kFirst);
+    c = cross_bins(w, t.want, ListBins::kFirst);
   } else if (t.answers) {
     *nans += t.list.nans();
   }

@@ -54,7 +54,6 @@ struct RowList {
       f(entries, base);
     }
   }
-  /// f(entry, present) for each.
   /// This lane's NaNs.
   __device__ uint32_t nans() const {
     uint32_t found = 0;
@@ -62,6 +61,7 @@ struct RowList {
     for (uint32_t i = 0; i < count; ++i) found += is_nan(__uint_as_float(__ldcg(&column[i * kListColumns].x)));
     return found;
   }
+  /// f(entry, present) for each.
   template <class F>
   __device__ __forceinline__ void each(const F& f) const {
     batches([&](const uint2(&entries)[kBatch], uint32_t first) {
@@ -73,11 +73,11 @@ struct RowList {
 
 /// Bins of equal width from `least` to about the best, both finite: what is less is in none (0 to 2; or, by rounding, in
 /// the first), what is more in the last.
-struct LinearBins {
+struct ListBins {
   static constexpr uint32_t kFirst = 3;
   float least, scale;
 
-  __device__ __forceinline__ LinearBins(float from, float to)
+  __device__ __forceinline__ ListBins(float from, float to)
       : least(from), scale(static_cast<float>(kPrefillBins - kFirst - 1) / fmaxf(to - from, 1e-30f)) {}
   __device__ __forceinline__ static bool suit(float least, float best) {
     return least > -3e38f && best - least < 3e38f;
@@ -168,16 +168,15 @@ struct Sample {
       high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
     }
     *best = high;
-    if (!LinearBins::suit(low, high)) return __uint_as_float(0xFF800000u);
-    const LinearBins bins(low, high);
+    if (!ListBins::suit(low, high)) return __uint_as_float(0xFF800000u);
+    const ListBins bins(low, high);
     clear_bins(w);
 #pragma unroll
     for (int i = 0; i < kMost; ++i) add_one(bins.bytes_of(x[i]) | shared_address(w.bins));
-    const WarpCrossing c = cross_bins(w, static_cast<uint32_t>(rank), LinearBins::kFirst);
+    const WarpCrossing c = cross_bins(w, static_cast<uint32_t>(rank), ListBins::kFirst);
     return c.inside == 0 ? __uint_as_float(0xFF800000u) : bins.edge(c.bin);
   }
-  /// Keeps of each column what reaches `least`; how many.
-  /// nans: how many do not stay.
+  /// Keeps of each column what reaches `least`; how many. nans: more, by those that do not stay.
   __device__ __forceinline__ uint32_t keep(const RowList& list, float least, uint32_t* nans) const {
     constexpr int kBatch = 16;
     const uint64_t begin = reinterpret_cast<uint64_t>(list.column);

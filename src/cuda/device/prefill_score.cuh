@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The prefill kernel's products: a warpgroup's 256 columns in two halves; while one is reduced the next half's products
-// are under way, of the same keys or the next. Nothing else hides under the products (the tensor core and the additions share the registers' ports), so a score
-// costs no instruction more than its heads' additions, one comparison and a store where it may win.
+// are under way, of the same keys or the next. Nothing else hides under the products (the tensor core and the additions
+// share the registers' ports), so a score costs no instruction more than its heads' additions, one comparison and a store
+// where it may win.
 #pragma once
 #include "cuda/device/prefill_job.cuh"
 #include "cuda/device/ptx.cuh"

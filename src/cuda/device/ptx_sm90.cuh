@@ -117,13 +117,11 @@ __device__ __forceinline__ void set_bits_if(bool present, uint32_t address, uint
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-
-/// Comes to the barrier without waiting there.
+/// Comes to the barrier without waiting there: counts for its others, which wait.
 __device__ __forceinline__ void arrive_named_barrier(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-
-/// The same, and whether `flag` was set in any of them.
+/// A barrier, and whether `flag` was set in any of them.
 __device__ __forceinline__ bool named_barrier_or(int id, int threads, bool flag) {
   uint32_t any;
   asm volatile("{ .reg .pred p, q; setp.ne.b32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.b32 %0, 1, 0, q; }"
@@ -133,12 +131,7 @@ __device__ __forceinline__ bool named_barrier_or(int id, int threads, bool flag)
   return any != 0;
 }
 
-/// Counts for the barrier's others, which wait.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/// The same, and in how many of them.
+/// A barrier, and in how many of them it was set.
 __device__ __forceinline__ uint32_t named_barrier_count(int id, int threads, bool flag) {
   uint32_t count;
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0; bar.red.popc.u32 %0, %1, %2, p; }"
@@ -146,6 +139,17 @@ __device__ __forceinline__ uint32_t named_barrier_count(int id, int threads, boo
                : "r"(id), "r"(threads), "r"(flag ? 1 : 0)
                : "memory");
   return count;
+}
+
+/// A word of global memory by which thread blocks wait for each other: one more, behind what this thread has written; and
+/// what it holds, before what this thread reads.
+__device__ __forceinline__ void add_one_released(uint32_t* at) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(at) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquired(const uint32_t* at) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
 }
 
 /// Blocks of one cluster: which of them this one is, and a barrier of all their threads, behind which all see what any of

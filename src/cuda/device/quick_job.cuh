@@ -96,13 +96,11 @@ __device__ __forceinline__ BinRange range_of_sample(QuickShared& s, bool live, f
 
 /// By one thread of a block: the block has written what it tells. Behind a barrier of those that wrote.
 __device__ __forceinline__ void arrive_at_row(const QuickJob& job, uint32_t row) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&job.headers[row].x) : "memory");
+  add_one_released(&job.headers[row].x);
 }
 __device__ __forceinline__ void wait_for_row(const QuickJob& job, uint32_t row, uint32_t arrivals) {
-  uint32_t seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&job.headers[row].x) : "memory");
-  } while (seen < arrivals);
+  while (load_acquired(&job.headers[row].x) < arrivals) {
+  }
 }
 
 /// Adds the block's bins of a row to the row's. Behind the next barrier each of its own holds what was in the row's before:
