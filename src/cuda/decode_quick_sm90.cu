@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `search` for few query rows on Hopper in the form that engines call most (plain_decode.h). What decode_sm90.cu does,
-// in a tenth of the instructions: such a call takes microseconds, of which a hundred dependent instructions are one tenth
-// or two. A block keeps all scores of its slice of the keys, or, where they do not fit, lists (device/quick_lists.cuh). The
+// in fewer instructions: such a call takes microseconds, and those that wait for one another can be seen in it. A block keeps all scores of its slice of the keys, or, where they do not fit, lists (device/quick_lists.cuh). The
 // launch is cooperative: blocks wait for each other, so all of them must run at once.
 #include <algorithm>
 
 #include "cuda/check.h"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/quick_lists.cuh"
+#include "cuda/plain_decode.h"
 #include "cuda/stages.h"
 
 namespace topkey::cuda {
@@ -365,8 +365,6 @@ const KernelEntry kEntries[] = {
 
 static_assert(fixed_bytes<64, 2>() + 32768 * 4 <= kSharedOfHopper, "128 rows of 32K keys");
 
-constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
-
 /// The kernel for so many rows at once, and what it keeps: all scores, or lists of two rows at a time, which must hold topk
 /// winners and in one bin more than are ranked. Null: neither fits.
 const Choice* fit(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job) {
@@ -386,6 +384,11 @@ const Choice* fit(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJ
 }
 
 }  // namespace
+
+size_t plain_decode_bytes(int64_t rows) {
+  constexpr size_t kEach = kQuickBins * 4 + kQuickCandidates * 8 + kMaxBlocks * sizeof(uint2) + sizeof(uint4);
+  return static_cast<size_t>(std::min<int64_t>(rows, kQuickRows)) * kEach;
+}
 
 KernelList decode_quick_kernels() { return {kEntries, 4}; }
 

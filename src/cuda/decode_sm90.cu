@@ -352,7 +352,6 @@ constexpr size_t kSharedOfHopper = 227 * 1024;
 const KernelEntry kEntries[] = {TOPKEY_ENTRIES(64, KeyLoader<64>), TOPKEY_ENTRIES(128, KeyLoader<128>),
                                 TOPKEY_ENTRIES(128, BulkLoader)};
 
-constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
 constexpr int64_t kMostRows = 1024;  ///< more are another kernel's
 
 /// A list must hold topk winners and the units under way.
@@ -395,7 +394,8 @@ bool shape_suits(const Shape& shape) {
 KernelList decode_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
 size_t decode_bytes(const Shape& shape) {
-  return shape_suits(shape) ? exchange_bytes(std::min<int64_t>(shape.rows, kDecodeRows)) : 0;
+  if (!shape_suits(shape)) return 0;
+  return std::max(exchange_bytes(std::min<int64_t>(shape.rows, kDecodeRows)), plain_decode_bytes(shape.rows));
 }
 
 bool decode_suits(const Shape& shape, const KeySource& keys, const Query& q, const Admit& admit, const Selection& out) {

@@ -12,6 +12,7 @@
 #include "cuda/device/entries.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/select.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/search_parts.h"
 #include "cuda/stages.h"
 #include "cuda/tuning.h"
@@ -133,12 +134,7 @@ struct Places {
   __device__ __forceinline__ explicit Places(uint32_t marks) {
     const uint32_t own = __popc(marks & 0xFu) | __popc(marks & 0xF0u) << 8 | __popc(marks & 0xF00u) << 16 |
                          __popc(marks & 0xF000u) << 24;
-    uint32_t sum = own;
-#pragma unroll
-    for (uint32_t step = 1; step < 32; step *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sum, step);
-      if (threadIdx.x % 32 >= step) sum += other;
-    }
+    const uint32_t sum = sum_lanes_up(own);
     all = __shfl_sync(~0u, sum, 31), before = sum - own;
   }
   /// Of all groups before group e.

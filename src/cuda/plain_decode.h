@@ -13,6 +13,10 @@
 
 namespace topkey::cuda {
 
+constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
+
+/// Workspace of decode_quickly, for so many rows of a call.
+size_t plain_decode_bytes(int64_t rows);
 /// Whether a call is of that form; then what a kernel is told of it.
 bool plain_decode(const LookParams& look, const Query& q, const Emission& emission, PlainDecode* plain,
                   KeyBoxes* boxes);
