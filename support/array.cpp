@@ -17,7 +17,10 @@
 #endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
+extern "C" {
+void __asan_poison_memory_region(void const volatile* first, size_t bytes);    // NOLINT
+void __asan_unpoison_memory_region(void const volatile* first, size_t bytes);  // NOLINT
+}
 #define TOPKEY_POISON(first, bytes) __asan_poison_memory_region(first, bytes)
 #define TOPKEY_UNPOISON(first, bytes) __asan_unpoison_memory_region(first, bytes)
 #else

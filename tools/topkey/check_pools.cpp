@@ -153,8 +153,7 @@ void draw_search(PoolCase& c, Random& random) {
   if (random.chance(0.3)) c.force_last = static_cast<int32_t>(random.between(0, 5));
   c.role = static_cast<CandidateRole>(random.below(3));
   c.block_size = static_cast<int32_t>(random.between(1, 9)), c.blocks = random.between(1, 6);
-  if (c.role == CandidateRole::consumer)
-    c.candidates = drawn_ints(random, rows, c.blocks, -1, keys / c.block_size + 2);
+  if (c.role == CandidateRole::consumer) c.candidates = drawn_ints(random, rows, c.blocks, -1, keys / c.block_size + 2);
   Tensor IndexerStep::*const optional[] = {&IndexerStep::gate, &IndexerStep::ape, &IndexerStep::positions};
   if (random.chance(0.4)) c.missing = optional[random.below(3)];
   if (random.chance(0.5)) c.token_table = drawn_ints(random, c.p.spec.requests, (keys + 1) * c.pool_size, -1, 500);

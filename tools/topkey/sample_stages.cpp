@@ -173,7 +173,8 @@ void producer(const Sample& sample, Random& random, Trace& trace) {
   slots.resize(static_cast<size_t>(spec.keys));
   for (int64_t& slot : slots) slot = sample.options && random.chance(0.1) ? -1 : slot;
   trace.tensors["slot_mapping"] = tensor_of("I64", {spec.keys}, slots);
-  set_number(trace, "page_size", spec.page_size), set_number(trace, "head_dim", spec.head_dim), set_number(trace, "pages", pages);
+  set_number(trace, "page_size", spec.page_size), set_number(trace, "head_dim", spec.head_dim),
+      set_number(trace, "pages", pages);
   if (spec.layout != Layout::planar) trace.metadata["layout"] = layout_name(spec.layout);
 }
 
