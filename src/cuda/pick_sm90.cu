@@ -119,15 +119,16 @@ struct PickRow {
 }
 
 [[maybe_unused]] __device__ __forceinline__ void pick_row(const PickJob& job, PickShared& s, uint4* vectors,
-                                                          const Peers& peers, const PickRow& row) {
+                                                          const Peers& peers, const PickRow& row, bool begun) {
   const float* scores = scores_of(job, row);
   const PickPart p{s, vectors, peers, Slice(scores, row.low, row.n, peers.rank, job.log_blocks)};
   load_slice(p.slice, vectors);
-  s.bins[0][threadIdx.x] = 0;
+  s.bins[threadIdx.x] = 0;
   const LinearBins bins = guess_bins(s, scores, row.n, row.topk);
   wait_slice();
-  count_linear(p.slice, vectors, bins, s.bins[0]);
-  peers.meet();
+  count_linear(p.slice, vectors, bins, s.bins);
+  if (!begun) cluster_wait();
+  share_bins(s, peers);
   const OwnCut own = find_cut(p, bins, row.topk);
   const Before before = tell_peers(p, own);
   if (own.cut.ranks()) rank_candidates(s, own.cut);
@@ -147,6 +148,8 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
   PickShared& s = *reinterpret_cast<PickShared*>(memory);
   uint4* vectors = memory + sizeof(PickShared) / sizeof(uint4);
   const Peers peers{1u << job.log_blocks, cluster_rank()};
+  cluster_arrive();
+  bool begun = false;  // all of the cluster's blocks are known to have
   const int32_t rows = static_cast<int32_t>(job.kept.facts != nullptr ? job.kept.count : job.look.rows.count);
   for (int32_t r = static_cast<int32_t>(blockIdx.x >> job.log_blocks); r < rows;
        r += static_cast<int32_t>(gridDim.x >> job.log_blocks)) {
@@ -155,7 +158,8 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
     if (row.n <= row.topk || row.topk == 0) {
       answer_short(job, s, peers, row);
     } else {
-      pick_row(job, s, vectors, peers, row);
+      pick_row(job, s, vectors, peers, row, begun);
+      begun = true;
     }
     __syncthreads();
   }

@@ -181,6 +181,11 @@ __device__ __forceinline__ uint32_t load_peer(uint32_t address) {
 __device__ __forceinline__ void store_peer(uint32_t address, uint32_t value) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_peer(uint32_t address, uint4 value) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
 __device__ __forceinline__ void store_peer(uint32_t address, uint64_t value) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
 }
