@@ -66,37 +66,56 @@ struct RowPages {
 struct ShortSlice {
   uint32_t first, units;
 };
-/// One warp: its lanes find the pages of as many units, then ask for the keys in turn.
+/// Where 64 keys are.
+struct UnitKeys {
+  bool absent;
+  int32_t page, in_page;
+};
+/// Of a unit of the row, by a whole warp; each lane may ask for another one.
+[[maybe_unused]] __device__ __forceinline__ UnitKeys find_unit(const PlainDecode& job, const RowPages& pages,
+                                                               uint32_t unit) {
+  const uint32_t key = unit * kTileKeys, column = key >> job.page_shift;
+  int32_t page = -1;
+#pragma unroll
+  for (uint32_t e = 0; e < kPagesOfLane; ++e) {
+    const int32_t of_lane = __shfl_sync(~0u, pages.of[e], column % 32);
+    if (column / 32 == e) page = of_lane;
+  }
+  return {page < 0 || page >= job.num_pages, page, static_cast<int32_t>(key & ((1u << job.page_shift) - 1))};
+}
+/// By one thread: a unit's keys on their way to a stage that is free.
+[[maybe_unused]] __device__ __forceinline__ void ask_unit(const PlainDecode& job, const KeyBoxes& boxes, ShortShared& s,
+                                                          uint8_t* codes, const UnitKeys& unit, uint32_t stage) {
+  s.absent[stage] = unit.absent;
+  if (unit.absent) return arrive_at(&s.full[stage]);
+  arrive_expecting(&s.full[stage], kTileKeys * (kCodePitch + 4));
+  copy_box(shared_address(codes + stage * (kTileKeys * kCodePitch)), &boxes, 0, unit.in_page, unit.page,
+           &s.full[stage]);
+  copy_bulk(shared_address(s.scale[stage]), job.scales + unit.page * job.page_stride + int64_t{unit.in_page} * 4,
+            kTileKeys * 4, &s.full[stage]);
+}
+/// The units for which there is a stage at once, each by a warp of the warpgroup that scores it: one warp takes as long for
+/// eight of them as all keys of 16 need to come.
+[[maybe_unused]] __device__ __forceinline__ uint32_t first_unit_of_warp() {
+  const uint32_t warp = threadIdx.x / 32;
+  return warp / 4 + warp % 4 * kShortGroups;
+}
+static_assert(kShortStages == kPickWarps && kShortGroups == 4);
+/// One warp: all others.
 [[maybe_unused]] __device__ __forceinline__ void bring_keys(const PlainDecode& job, const KeyBoxes& boxes,
                                                             ShortShared& s, uint8_t* codes, const RowPages& pages,
                                                             ShortSlice slice) {
   const uint32_t lane = threadIdx.x & 31;
 #pragma unroll 1
-  for (uint32_t base = 0; base < slice.units; base += 32) {
-    const uint32_t key = (slice.first + base + lane) * kTileKeys, column = key >> job.page_shift;
-    int32_t page = -1;
-#pragma unroll
-    for (int e = 0; e < kPagesOfLane; ++e) {
-      const int32_t of_lane = __shfl_sync(~0u, pages.of[e], column % 32);
-      if (column / 32 == e) page = of_lane;
-    }
-    const bool absent = page < 0 || page >= job.num_pages;
-    const int32_t in_page = static_cast<int32_t>(key & ((1u << job.page_shift) - 1));
-    const uint8_t* scales = job.scales + page * job.page_stride + int64_t{in_page} * 4;
+  for (uint32_t base = kShortStages; base < slice.units; base += 32) {
+    const UnitKeys keys = find_unit(job, pages, slice.first + base + lane);
     const uint32_t count = min(32u, slice.units - base);
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       if (lane == i) {
         const uint32_t stage = (base + i) % kShortStages;
         wait_at(&s.empty[stage], ((base + i) / kShortStages & 1) ^ 1);
-        s.absent[stage] = absent;
-        if (absent) {
-          arrive_at(&s.full[stage]);
-        } else {
-          arrive_expecting(&s.full[stage], kTileKeys * (kCodePitch + 4));
-          copy_box(shared_address(codes + stage * (kTileKeys * kCodePitch)), &boxes, 0, in_page, page, &s.full[stage]);
-          copy_bulk(shared_address(s.scale[stage]), scales, kTileKeys * 4, &s.full[stage]);
-        }
+        ask_unit(job, boxes, s, codes, keys, stage);
       }
       __syncwarp();
     }
@@ -206,21 +225,19 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   const int32_t row = static_cast<int32_t>(blockIdx.x / job.blocks);
   const int32_t end = max(0, min(end_of_row(job, row), job.max_len));
   const bool brings = threadIdx.x >= kPickThreads;
+  const uint32_t lane = threadIdx.x & 31;
   cluster_arrive();
-  RowPages pages;
+  const RowPages pages = read_pages(job, row);
   float weight = 0.0f;
   if (brings) {
-    const uint32_t lane = threadIdx.x & 31;
-    pages = read_pages(job, row);
-    if (lane < kShortStages) init_barrier(&s.full[lane], 1), init_barrier(&s.empty[lane], 4);
-    if (lane == kShortStages) prefetch_map(&boxes);
-    fence_tensor_reads();
+    if (lane == 0) prefetch_map(&boxes);
   } else {
     weight = begin_query(job, m, row);
+    if (lane == 0) {
+      init_barrier(&s.full[first_unit_of_warp()], 1), init_barrier(&s.empty[first_unit_of_warp()], 4);
+      fence_tensor_reads();
+    }
     s.pick.bins[threadIdx.x] = 0;
-    if (threadIdx.x < kHeads) m.weights[threadIdx.x] = 0.5f * weight;
-    wait_copies<0>();
-    fence_tensor_reads();
   }
   if (end <= job.whole) {
     if (peers.rank == 0) answer_whole_row(job, row, end, threadIdx.x, kShortThreads);
@@ -230,9 +247,15 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   const uint32_t each = (all + job.blocks - 1) / job.blocks, first = min(all, peers.rank * each);
   const uint32_t units = min(each, all - first);
   if (brings) {
-    arrive_named_barrier(1, kShortThreads);
+    if (units <= kShortStages) return arrive_named_barrier(1, kShortThreads);
+    named_barrier(1, kShortThreads);
     return bring_keys(job, boxes, s, m.codes, pages, {first, units});
   }
+  const UnitKeys keys = find_unit(job, pages, first + first_unit_of_warp());
+  if (lane == 0 && first_unit_of_warp() < units) ask_unit(job, boxes, s, m.codes, keys, first_unit_of_warp());
+  if (threadIdx.x < kHeads) m.weights[threadIdx.x] = 0.5f * weight;
+  wait_copies<0>();
+  fence_tensor_reads();
   named_barrier(1, kShortThreads);
   const PickPart p{s.pick, m.vectors, peers, Slice(n, first * (kTileKeys / 4), each * (kTileKeys / 4))};
   const float quantile = quantile_of(static_cast<uint32_t>(job.topk), n);

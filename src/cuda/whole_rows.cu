@@ -47,8 +47,9 @@ __global__ __launch_bounds__(kWholeThreads) void plain_whole_row(const __grid_co
   const int32_t* table = job.table + uint64_t{r} * static_cast<uint32_t>(job.table_row);
   const int32_t end = __ldg(job.ends + r), page = lane < job.pages ? __ldg(table + lane) : 0;
   int32_t* out = job.out + uint64_t{r} * static_cast<uint32_t>(job.out_row);
+  store_four(out, j, job.max_len, job.fill);  // as if the row were as long as it can be
   const int32_t n = min(end, job.max_len);
-  store_four(out, j, n, job.fill);
+  if (n < job.max_len && j + 4 > n && j < job.max_len) store_four(out, j, n, job.fill);
   if (job.pages == 0) return;  // a branch, so that the vote's wait for the page ids stays behind the store
   const WholeRow row = row_of(job, table, out, n);
   if (!__any_sync(~0u, row.absent(page) && lane << job.page_shift < n)) return;
