@@ -33,6 +33,7 @@ struct ShortShared {
   float of_warps[2][kPickWarps];
   uint32_t live_of_warps[kPickWarps];
   uint4 of_peers[kMaxCluster];  ///< ScoreSums
+  uint64_t sums_told;
 };
 template <int kHeads>
 struct ShortMemory {
@@ -174,7 +175,7 @@ __device__ __forceinline__ ScoreSums score_units(const ShortMemory<kHeads>& m, c
   for (int step = 8; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
-/// What all blocks' lanes add up to, the same in all: a barrier of the block, then one of the cluster. Sums are in the lower
+/// What all blocks' lanes add up to, the same in all: a barrier of the block, then what peers send. Sums are in the lower
 /// half of a warp and squares in the upper one, so that one shuffle moves both.
 [[maybe_unused]] __device__ __forceinline__ ScoreSums add_cluster(ShortShared& s, const Peers& peers, ScoreSums m) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16;
@@ -190,9 +191,11 @@ __device__ __forceinline__ ScoreSums score_units(const ShortMemory<kHeads>& m, c
     const uint32_t sum = __float_as_uint(__shfl_sync(~0u, all, 0)),
                    squares = __float_as_uint(__shfl_sync(~0u, all, 16));
     const uint4 own{sum, squares, sum_of(s.live_of_warps, kPickWarps), 0};
-    if (lane < peers.count) store_peer(peer_address(s.of_peers + peers.rank, lane), own);
+    if (lane < peers.count)
+      send_peer(peer_address(s.of_peers + peers.rank, lane), own, peer_address(&s.sums_told, lane));
+    if (lane == 0) arrive_expecting(&s.sums_told, peers.count * static_cast<uint32_t>(sizeof own));
   }
-  peers.meet();
+  wait_soon_at(&s.sums_told, 0);
   const bool there = lane % 16 < peers.count;
   const uint4 of_peer = s.of_peers[lane % 16];
   const float all = add_halves(there ? __uint_as_float(half != 0 ? of_peer.y : of_peer.x) : 0.0f);
@@ -226,6 +229,8 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   const int32_t end = max(0, min(end_of_row(job, row), job.max_len));
   const bool brings = threadIdx.x >= kPickThreads;
   const uint32_t lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) init_told(s.pick), init_barrier(&s.sums_told, 1), fence_new_barriers();
+  __syncwarp();
   cluster_arrive();
   const RowPages pages = read_pages(job, row);
   float weight = 0.0f;
@@ -267,7 +272,7 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   } else {
     const LinearBins bins = bins_of({sums.sum, sums.squares, static_cast<float>(live)}, quantile);
     count_linear(p.slice, m.vectors, bins, s.pick.bins);
-    share_bins(s.pick, peers);
+    share_bins<false>(s.pick, peers);
     own = find_cut(p, bins, k);
   }
   const Before before = tell_peers(p, own);

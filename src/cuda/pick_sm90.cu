@@ -128,7 +128,7 @@ struct PickRow {
   wait_slice();
   count_linear(p.slice, vectors, bins, s.bins);
   if (!begun) cluster_wait();
-  share_bins(s, peers);
+  share_bins<false>(s, peers);
   const OwnCut own = find_cut(p, bins, row.topk);
   const Before before = tell_peers(p, own);
   if (own.cut.ranks()) rank_candidates(s, own.cut);
@@ -147,7 +147,9 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
   extern __shared__ uint4 memory[];
   PickShared& s = *reinterpret_cast<PickShared*>(memory);
   uint4* vectors = memory + sizeof(PickShared) / sizeof(uint4);
-  const Peers peers{1u << job.log_blocks, cluster_rank()};
+  Peers peers{1u << job.log_blocks, cluster_rank()};
+  if (threadIdx.x == 0) init_told(s), fence_new_barriers();
+  __syncwarp();
   cluster_arrive();
   bool begun = false;  // all of the cluster's blocks are known to have
   const int32_t rows = static_cast<int32_t>(job.kept.facts != nullptr ? job.kept.count : job.look.rows.count);
@@ -159,7 +161,7 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
       answer_short(job, s, peers, row);
     } else {
       pick_row(job, s, vectors, peers, row, begun);
-      begun = true;
+      begun = true, peers.parity ^= 1;
     }
     __syncthreads();
   }

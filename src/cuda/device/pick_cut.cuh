@@ -11,6 +11,7 @@ namespace topkey::cuda {
 /// The blocks that share a row, of which this is number `rank`.
 struct Peers {
   uint32_t count, rank;
+  uint32_t parity = 0;  ///< of the rows before, of which bins were told
   /// All threads of all of them: behind it each sees what any has written.
   __device__ __forceinline__ void meet() const {
     __syncwarp();
@@ -32,8 +33,14 @@ __device__ __forceinline__ uint32_t sum_of(const uint32_t* words, uint32_t count
   return __reduce_add_sync(~0u, lane < count ? words[lane] : 0);
 }
 
-/// Tells all blocks of the row what this block's bins hold. Two barriers, the first of the block and the second of the
-/// cluster; peers must have read what they were told before.
+/// By one thread, before the block comes to a barrier of the cluster, behind which peers may send.
+__device__ __forceinline__ void init_told(PickShared& s) {
+  init_barrier(&s.bins_told, 1), init_barrier(&s.row_told, 1);
+}
+/// Tells all blocks of the row what this block's bins hold, and waits for what they tell. A barrier of the block inside. In
+/// the row's first round peers have long read what they were told before; in others (kMeet) the caller sees to that, and
+/// the cluster meets.
+template <bool kMeet>
 __device__ __forceinline__ void share_bins(PickShared& s, const Peers& peers) {
   constexpr uint32_t kEach = 8, kPart = kPickBins / kEach;  // threads that tell one peer
   __syncthreads();
@@ -45,9 +52,17 @@ __device__ __forceinline__ void share_bins(PickShared& s, const Peers& peers) {
   for (uint32_t e = threadIdx.x / kPart; e < kMaxCluster; e += kPickThreads / kPart) {
     // Each block begins with itself, lest all tell the same one.
     const uint32_t at = peers.rank + e, peer = at < peers.count ? at : at - peers.count;
-    if (e < peers.count) store_peer(peer_address(&s.of_peers[peers.rank][first], peer), packed);
+    if (e >= peers.count) continue;
+    const uint32_t to = peer_address(&s.of_peers[peers.rank][first], peer);
+    if (kMeet) {
+      store_peer(to, packed);
+    } else {
+      send_peer(to, packed, peer_address(&s.bins_told, peer));
+    }
   }
-  peers.meet();
+  if (kMeet) return peers.meet();
+  if (threadIdx.x == 0) arrive_expecting(&s.bins_told, peers.count * static_cast<uint32_t>(sizeof s.of_peers[0]));
+  wait_soon_at(&s.bins_told, peers.parity);
 }
 /// All blocks' keys in bin `bin`.
 template <uint32_t kMost>
@@ -103,7 +118,7 @@ static __device__ __noinline__ OwnCut cut_by_key(PickPart p, uint32_t k) {
     p.s.bins[threadIdx.x] = 0;
     p.peers.meet();
     count_by_key(p.slice, p.vectors, in, p.s.bins);
-    share_bins(p.s, p.peers);
+    share_bins<true>(p.s, p.peers);
     const PickFound found = find_bin(p.s, p.peers, cut.need);
     cut = {found.inside, cut.need - found.above, found.bin};
     in.low += found.bin << in.shift;
@@ -156,7 +171,7 @@ __device__ __forceinline__ bool wins_inside(const PickShared& s, const PickCut& 
 struct Before {
   uint32_t above, inside;
 };
-/// Tells the peers what is above and inside of this block. Two barriers inside, the second of the cluster.
+/// Tells the peers what is above and inside of this block, and waits for what they tell. A barrier of the block inside.
 __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& own) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t mine = __popc(own.marks.above) | static_cast<uint32_t>(__popc(own.marks.inside)) << 16;
@@ -169,7 +184,9 @@ __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& ow
   __syncthreads();
   const uint32_t before = sum_of(p.s.warps, warp) + sum - mine, all = sum_of(p.s.warps, kPickWarps);
   Before at{before & 0xFFFFu, p.s.inside_before + (before >> 16)};
-  if (threadIdx.x < p.peers.count) store_peer(peer_address(p.s.above + p.peers.rank, threadIdx.x), all & 0xFFFFu);
+  if (threadIdx.x < p.peers.count)
+    send_peer(peer_address(p.s.above + p.peers.rank, threadIdx.x), all & 0xFFFFu,
+              peer_address(&p.s.row_told, threadIdx.x));
   uint32_t number = at.inside;
   for (uint32_t rest = own.cut.ranks() ? own.marks.inside : 0; rest != 0; rest &= rest - 1, ++number) {
     const uint32_t bit = __ffs(static_cast<int>(rest)) - 1, word = p.slice.first_word() + bit;
@@ -177,9 +194,10 @@ __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& ow
     const uint64_t entry = key << 32 | ~static_cast<uint32_t>(p.slice.origin + static_cast<int32_t>(word));
 #pragma unroll 1
     for (uint32_t peer = 0; peer < p.peers.count; ++peer)
-      store_peer(peer_address(p.s.candidates + number, peer), entry);
+      send_peer(peer_address(p.s.candidates + number, peer), entry, peer_address(&p.s.row_told, peer));
   }
-  p.peers.meet();
+  if (threadIdx.x == 0) arrive_expecting(&p.s.row_told, p.peers.count * 4 + (own.cut.ranks() ? own.cut.inside * 8 : 0));
+  wait_soon_at(&p.s.row_told, p.peers.parity);
   at.above += sum_of(p.s.above, p.peers.rank);
   return at;
 }
