@@ -27,6 +27,7 @@ struct ScoreSums {
 };
 struct ShortShared {
   PickShared pick;
+  alignas(16) uint16_t bins_of_peers[kMaxCluster * kPickBins];
   alignas(16) float scale[kShortStages][kTileKeys];
   uint64_t full[kShortStages], empty[kShortStages];
   uint32_t absent[kShortStages];  ///< the unit's page does not exist
@@ -95,8 +96,9 @@ struct UnitKeys {
   copy_bulk(shared_address(s.scale[stage]), job.scales + unit.page * job.page_stride + int64_t{unit.in_page} * 4,
             kTileKeys * 4, &s.full[stage]);
 }
-/// The units for which there is a stage at once, each by a warp of the warpgroup that scores it: one warp takes as long for
-/// eight of them as all keys of 16 need to come.
+/// The first units, each by a warp of the warpgroup that scores it: one warp alone takes 3,000 cycles for eight of them. More
+/// at once make the first ones come later.
+constexpr uint32_t kFirstUnits = 2 * kShortGroups;
 [[maybe_unused]] __device__ __forceinline__ uint32_t first_unit_of_warp() {
   const uint32_t warp = threadIdx.x / 32;
   return warp / 4 + warp % 4 * kShortGroups;
@@ -108,7 +110,7 @@ static_assert(kShortStages == kPickWarps && kShortGroups == 4);
                                                             ShortSlice slice) {
   const uint32_t lane = threadIdx.x & 31;
 #pragma unroll 1
-  for (uint32_t base = kShortStages; base < slice.units; base += 32) {
+  for (uint32_t base = kFirstUnits; base < slice.units; base += 32) {
     const UnitKeys keys = find_unit(job, pages, slice.first + base + lane);
     const uint32_t count = min(32u, slice.units - base);
 #pragma unroll 1
@@ -224,7 +226,7 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   m.s = reinterpret_cast<ShortShared*>(m.weights + kHeads);
   m.vectors = reinterpret_cast<uint4*>(m.s + 1);
   ShortShared& s = *m.s;
-  const Peers peers{job.blocks, cluster_rank()};
+  const Peers peers{job.blocks, cluster_rank(), s.bins_of_peers};
   const int32_t row = static_cast<int32_t>(blockIdx.x / job.blocks);
   const int32_t end = max(0, min(end_of_row(job, row), job.max_len));
   const bool brings = threadIdx.x >= kPickThreads;
@@ -252,12 +254,13 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   const uint32_t each = (all + job.blocks - 1) / job.blocks, first = min(all, peers.rank * each);
   const uint32_t units = min(each, all - first);
   if (brings) {
-    if (units <= kShortStages) return arrive_named_barrier(1, kShortThreads);
+    if (units <= kFirstUnits) return arrive_named_barrier(1, kShortThreads);
     named_barrier(1, kShortThreads);
     return bring_keys(job, boxes, s, m.codes, pages, {first, units});
   }
   const UnitKeys keys = find_unit(job, pages, first + first_unit_of_warp());
-  if (lane == 0 && first_unit_of_warp() < units) ask_unit(job, boxes, s, m.codes, keys, first_unit_of_warp());
+  if (lane == 0 && first_unit_of_warp() < min(units, kFirstUnits))
+    ask_unit(job, boxes, s, m.codes, keys, first_unit_of_warp());
   if (threadIdx.x < kHeads) m.weights[threadIdx.x] = 0.5f * weight;
   wait_copies<0>();
   fence_tensor_reads();

@@ -27,7 +27,9 @@ constexpr uint32_t kList = 7424;     ///< keys that are kept at most
 constexpr uint32_t kWhole = 4096;    ///< so short a row is kept whole
 constexpr uint32_t kSamples = 2048;  ///< of a row, four neighbours a thread
 constexpr uint32_t kMostKeys = 1 << 18;
-constexpr uint32_t kReads = 8;  ///< vectors of a lane that are under way
+constexpr uint32_t kReads = 8;     ///< vectors of a lane that are under way
+constexpr uint32_t kLateRows = 3;  ///< rows a block from which on half of the blocks begin later
+constexpr int64_t kLateKeys = 9;   ///< keys of a row a nanosecond: half of what a row takes
 constexpr uint32_t kStreamBins = kStreamThreads;
 constexpr uint32_t kCandidates = kStreamThreads;  ///< keys about the last winner that are ranked, a thread each
 constexpr uint32_t kAhead = 128 * 1024;           ///< bytes of the next row that are asked for while one is picked from
@@ -38,7 +40,8 @@ struct StreamJob {
   const float* scores;  ///< [group rows, chunk], kNotLiveScore where a key is not live; null: given
   Tensor given;         ///< f32 [R, N], unit stride, all live
   Group group;
-  bool plain;  ///< the answer is positions alone
+  bool plain;     ///< the answer is positions alone
+  uint32_t late;  ///< nanoseconds that the second half of the blocks begins later
   uint64_t* stats;
 };
 
@@ -171,11 +174,14 @@ __device__ __forceinline__ Guess guess(const StreamRow& row, uint32_t n, uint32_
     const float low = mean + (quantile - 1.0f) * deviation, a_unit = kStreamBins / 2.0f / deviation;
     const StreamBins bins(low, a_unit);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) atomicAdd(s.select.bins + bins.of(each[e]), 1u);
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t bin = bins.of(each[e]);
+      if (bin != 0) atomicAdd(s.select.bins + bin, 1u);  // most are in bin 0, and would wait for each other
+    }
     find_stream_bin(s, rank);
     const uint32_t bin = s.select.digit, reached = s.select.above + s.select.equal;
     s.select.bins[threadIdx.x] = 0;
-    normal = s.select.equal != 0 && bin != 0 && bin != kStreamBins - 1 && reached <= rank + rank / 4 + 8;
+    normal = s.select.equal != 0 && bin != kStreamBins - 1 && reached <= rank + rank / 4 + 8;
     if (normal) return {low + static_cast<float>(bin) / a_unit, deviation};
   }
   const float least = least_by_digits(s, rank);
@@ -375,8 +381,8 @@ __device__ __forceinline__ Cut answer_long(const StreamJob& job, int64_t r, cons
   if (job.plain) {
     int32_t* out = element<int32_t>(job.emission.out.indices, writer.row);
     const int32_t first = f.low - static_cast<int32_t>(f.start);
-    hand_out_kept(s, n, found, last,
-                  [&](uint32_t j, uint32_t i) { out[j] = first + static_cast<int32_t>(s.indices[i]); });
+    hand_out_kept(s, n, found, last, [&](uint32_t j, uint32_t i) { s.keys[j] = s.indices[i]; });
+    for (uint32_t j = threadIdx.x; j < topk; j += kStreamThreads) out[j] = first + static_cast<int32_t>(s.keys[j]);
   } else {
     hand_out_kept(s, n, found, last, [&](uint32_t j, uint32_t i) {
       writer.put(j, int64_t{f.low} + s.indices[i], canonical(__uint_as_float(s.keys[i])));
@@ -388,6 +394,8 @@ __device__ __forceinline__ Cut answer_long(const StreamJob& job, int64_t r, cons
 __global__ __launch_bounds__(kStreamThreads, 2) void pick_stream(const __grid_constant__ StreamJob job) {
   extern __shared__ uint4 memory[];
   StreamShared& s = *reinterpret_cast<StreamShared*>(memory);
+  // Blocks of an SM begin together; where one picks while the other one reads, both have the memory for themselves.
+  if (job.late != 0 && blockIdx.x >= gridDim.x / 2) sleep_until(clock_ns() + job.late);
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     const RowFact& f = job.facts[r];
     const int64_t row = job.group.first_row + r;
@@ -434,8 +442,11 @@ bool pick_in_stream(const PickParams& p, const Group& group, const Launch& launc
   const Selection& out = p.emission.out;
   const bool plain = out.slots.data == nullptr && out.scores.data == nullptr && out.indices.data != nullptr &&
                      out.index_base.data == nullptr && out.indices.stride[1] == 1 && p.emission.shard.world_size <= 1;
-  StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, plain, p.emission.stats};
-  pick_stream<<<launch.blocks(group.count, 2), kStreamThreads, sizeof(StreamShared), launch.stream()>>>(job);
+  const uint32_t blocks = launch.blocks(group.count, 2);
+  const bool pairs = int64_t{blocks} > launch.sms() && group.count >= int64_t{kLateRows} * blocks;
+  const uint32_t late = pairs ? static_cast<uint32_t>(keys / kLateKeys) : 0;
+  StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, plain, late, p.emission.stats};
+  pick_stream<<<blocks, kStreamThreads, sizeof(StreamShared), launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("pick_stream");
   return true;
 }

@@ -11,6 +11,7 @@ namespace topkey::cuda {
 /// The blocks that share a row, of which this is number `rank`.
 struct Peers {
   uint32_t count, rank;
+  uint16_t* bins;  ///< [count, kPickBins] in each block's shared memory: all blocks' bins; a slice has under 2^16 keys
   uint32_t parity = 0;  ///< of the rows before, of which bins were told
   /// All threads of all of them: behind it each sees what any has written.
   __device__ __forceinline__ void meet() const {
@@ -53,7 +54,7 @@ __device__ __forceinline__ void share_bins(PickShared& s, const Peers& peers) {
     // Each block begins with itself, lest all tell the same one.
     const uint32_t at = peers.rank + e, peer = at < peers.count ? at : at - peers.count;
     if (e >= peers.count) continue;
-    const uint32_t to = peer_address(&s.of_peers[peers.rank][first], peer);
+    const uint32_t to = peer_address(peers.bins + peers.rank * kPickBins + first, peer);
     if (kMeet) {
       store_peer(to, packed);
     } else {
@@ -61,26 +62,26 @@ __device__ __forceinline__ void share_bins(PickShared& s, const Peers& peers) {
     }
   }
   if (kMeet) return peers.meet();
-  if (threadIdx.x == 0) arrive_expecting(&s.bins_told, peers.count * static_cast<uint32_t>(sizeof s.of_peers[0]));
+  if (threadIdx.x == 0) arrive_expecting(&s.bins_told, peers.count * kPickBins * 2);
   wait_soon_at(&s.bins_told, peers.parity);
 }
 /// All blocks' keys in bin `bin`.
 template <uint32_t kMost>
-__device__ __forceinline__ uint32_t add_peers(const PickShared& s, uint32_t bin, uint32_t count) {
+__device__ __forceinline__ uint32_t add_peers(const Peers& peers, uint32_t bin) {
   uint32_t sum = 0;
 #pragma unroll
-  for (uint32_t e = 0; e < kMost; ++e) sum += e < count ? s.of_peers[e][bin] : 0;
+  for (uint32_t e = 0; e < kMost; ++e) sum += e < peers.count ? peers.bins[e * kPickBins + bin] : 0;
   return sum;
 }
-__device__ __forceinline__ uint32_t add_up(const PickShared& s, uint32_t bin, uint32_t count) {
-  return count <= kMaxCluster / 2 ? add_peers<kMaxCluster / 2>(s, bin, count) : add_peers<kMaxCluster>(s, bin, count);
+__device__ __forceinline__ uint32_t add_up(const Peers& peers, uint32_t bin) {
+  return peers.count <= kMaxCluster / 2 ? add_peers<kMaxCluster / 2>(peers, bin) : add_peers<kMaxCluster>(peers, bin);
 }
 
 /// The bin that holds the k-th best of what the blocks' bins hold, k >= 1, behind share_bins. Ends with a barrier of the
 /// block.
 __device__ __forceinline__ PickFound find_bin(PickShared& s, const Peers& peers, uint32_t k) {
   const uint32_t bin = kPickBins - 1 - threadIdx.x, warp = threadIdx.x / 32;  // thread 0: the highest
-  const uint32_t inside = add_up(s, bin, peers.count), sum = sum_lanes_up(inside);
+  const uint32_t inside = add_up(peers, bin), sum = sum_lanes_up(inside);
   if (threadIdx.x % 32 == 31) s.warps[warp] = sum;
   if (threadIdx.x == 0) s.found = {0, 0, 0};
   __syncthreads();
@@ -104,8 +105,8 @@ struct OwnCut {
   Marks marks;
   uint32_t of_peer;
 };
-__device__ __forceinline__ uint32_t of_peer(const PickShared& s, uint32_t bin, const Peers& peers) {
-  return threadIdx.x < peers.count ? s.of_peers[threadIdx.x][bin] : 0;
+__device__ __forceinline__ uint32_t of_peer(const Peers& peers, uint32_t bin) {
+  return threadIdx.x < peers.count ? peers.bins[threadIdx.x * kPickBins + bin] : 0;
 }
 
 /// By digits of the order, from all keys of the row on, behind a round with the first bins.
@@ -126,14 +127,14 @@ static __device__ __noinline__ OwnCut cut_by_key(PickPart p, uint32_t k) {
     if (cut.settled() || in.shift == 0) break;
     in.shift = max(in.shift - 9, 0);
   }
-  return {cut, mark_by_key(p.slice, p.vectors, in), of_peer(p.s, cut.bin, p.peers)};
+  return {cut, mark_by_key(p.slice, p.vectors, in), of_peer(p.peers, cut.bin)};
 }
 /// By bins that were guessed, counted and shared, if the cut is in one of few keys.
 __device__ __forceinline__ OwnCut find_cut(const PickPart& p, const LinearBins& bins, uint32_t k) {
   const PickFound found = find_bin(p.s, p.peers, k);
   const PickCut cut{found.inside, k - found.above, found.bin};
   if (found.inside == 0 || !cut.settled()) return cut_by_key(p, k);
-  return {cut, mark_linear(p.slice, p.vectors, bins, cut.bin), of_peer(p.s, cut.bin, p.peers)};
+  return {cut, mark_linear(p.slice, p.vectors, bins, cut.bin), of_peer(p.peers, cut.bin)};
 }
 
 /// Of the cut's bin, which of the candidates win; all of them are there. Ends with a barrier of the block.

@@ -22,10 +22,11 @@ struct PickFound {
 };
 
 struct PickShared {
-  uint32_t bins[kPickBins + 4];                           ///< of this block; 4: what is in none
-  alignas(16) uint16_t of_peers[kMaxCluster][kPickBins];  ///< the same of all blocks: a slice has under 2^16 keys
-  uint64_t candidates[kPickCandidates];
-  uint64_t bins_told, row_told;  ///< barriers for what peers send: of_peers; above and candidates. A phase a row
+  union {
+    uint32_t bins[kPickBins + 4];          ///< of this block; 4: what is in none
+    uint64_t candidates[kPickCandidates];  ///< peers send them when they have all bins
+  };
+  uint64_t bins_told, row_told;  ///< barriers for what peers send: bins; above and candidates. A phase a row
   float4 moments[kPickWarps];
   uint32_t warps[kPickWarps];
   uint32_t above[kMaxCluster];  ///< keys above the cut's bin, of each block
