@@ -7,7 +7,6 @@
 
 #include "cuda/check.h"
 #include "cuda/device/grid.cuh"
-#include "cuda/device/ptx.cuh"
 #include "cuda/device/quick_lists.cuh"
 #include "cuda/plain_decode.h"
 #include "cuda/stages.h"
@@ -36,16 +35,6 @@ constexpr size_t fixed_bytes() {
   for (uint32_t i = blockIdx.x * kQuickAll + threadIdx.x; i < count; i += gridDim.x * kQuickAll)
     __stcg(bins + i, uint4{0, 0, 0, 0});
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x < job.rows) __stcg(job.headers + threadIdx.x, uint4{0, 0, 0, 0});
-}
-
-/// By the warps that bring keys: the rows' page ids towards L2, while nobody knows yet which of them are this block's.
-[[maybe_unused]] __device__ __forceinline__ void ask_for_table(const QuickJob& job) {
-  constexpr int32_t kLine = 32;
-  const int32_t pages = ((job.max_len - 1) >> job.page_shift) + 1, step = static_cast<int32_t>(gridDim.x) * job.table_n;
-  for (int32_t r = static_cast<int32_t>(blockIdx.x) * job.table_n; r < job.rows; r += step) {
-    for (int32_t p = static_cast<int32_t>(threadIdx.x - kQuickThreads) * kLine; p < pages; p += 128 * kLine)
-      prefetch_to_l2(pages_of_row(job, r) + p);
-  }
 }
 
 constexpr int kRowsOfLane = kQuickRows / 32;
@@ -339,7 +328,6 @@ __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_consta
   RowEnds ends;
   if (plans) ends = read_ends(job);
   clear_exchange(job);
-  if (threadIdx.x >= kQuickThreads) ask_for_table(job);
   // All threads of all blocks meet once: behind the wait the exchange is clear. Meanwhile each makes its plan.
   GridMeeting cleared;
   if (plans) make_plan(job, s, ends);
