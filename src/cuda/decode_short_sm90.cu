@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `search` for few query rows of short contexts on Hopper, in the form that engines call most (plain_decode.h): a
-// cluster of thread blocks a row, so that nothing is to be cleared, cut or carried through memory, and blocks meet in a
-// quarter of the time. Each block scores its slice of the row and keeps the scores; the cluster settles the cut as it does
+// cluster of thread blocks a row, so that nothing is to be cleared, cut or carried through memory, and blocks tell each
+// other by stores to shared memory that the receiver counts. Each block scores its slice of the row and keeps the scores; the cluster settles the cut as it does
 // for given scores (device/pick_cut.cuh).
 #include <algorithm>
 

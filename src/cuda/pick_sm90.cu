@@ -2,8 +2,8 @@
 //
 // Stage `select` on Hopper where positions alone decide the order of the answer, in one launch: a cluster of thread blocks
 // a row. Each block reads its slice of the scores once and keeps it in shared memory; only bins, counts and the few keys
-// about the cut travel, through the peers' shared memory (device/pick_cut.cuh). Two barriers of the cluster a row, and one
-// more for each round that a guess which missed costs.
+// about the cut travel, through the peers' shared memory (device/pick_cut.cuh). A row costs two sends of each block to all,
+// and two meetings of the cluster for each round that a guess which missed costs.
 #include <algorithm>
 
 #include "cuda/check.h"

@@ -27,12 +27,9 @@ constexpr uint32_t kList = 7424;     ///< keys that are kept at most
 constexpr uint32_t kWhole = 4096;    ///< so short a row is kept whole
 constexpr uint32_t kSamples = 2048;  ///< of a row, four neighbours a thread
 constexpr uint32_t kMostKeys = 1 << 18;
-constexpr uint32_t kReads = 8;     ///< vectors of a lane that are under way
-constexpr uint32_t kLateRows = 3;  ///< rows a block from which on half of the blocks begin later
-constexpr int64_t kLateKeys = 9;   ///< keys of a row a nanosecond: half of what a row takes
+constexpr uint32_t kReads = 8;  ///< vectors of a lane that are under way
 constexpr uint32_t kStreamBins = kStreamThreads;
 constexpr uint32_t kCandidates = kStreamThreads;  ///< keys about the last winner that are ranked, a thread each
-constexpr uint32_t kAhead = 128 * 1024;           ///< bytes of the next row that are asked for while one is picked from
 
 struct StreamJob {
   Emission emission;
@@ -40,8 +37,7 @@ struct StreamJob {
   const float* scores;  ///< [group rows, chunk], kNotLiveScore where a key is not live; null: given
   Tensor given;         ///< f32 [R, N], unit stride, all live
   Group group;
-  bool plain;     ///< the answer is positions alone
-  uint32_t late;  ///< nanoseconds that the second half of the blocks begins later
+  bool plain;  ///< the answer is positions alone
   uint64_t* stats;
 };
 
@@ -359,7 +355,7 @@ __device__ __forceinline__ void ask_ahead(const StreamJob& job, int64_t r) {
   const float* next =
       job.scores == nullptr ? element<float>(job.given, job.group.first_row + r) : job.scores + r * job.group.chunk;
   const int64_t columns = job.scores == nullptr ? job.given.shape[1] : job.group.chunk;
-  const uint32_t bytes = static_cast<uint32_t>(columns < kAhead / 4 ? columns * 4 : kAhead);
+  const uint32_t bytes = static_cast<uint32_t>(columns < kStreamAhead / 4 ? columns * 4 : kStreamAhead);
   for (uint32_t at = threadIdx.x * 128; at < bytes; at += kStreamThreads * 128)
     prefetch_to_l2(reinterpret_cast<const char*>(next) + at);
 }
@@ -394,8 +390,6 @@ __device__ __forceinline__ Cut answer_long(const StreamJob& job, int64_t r, cons
 __global__ __launch_bounds__(kStreamThreads, 2) void pick_stream(const __grid_constant__ StreamJob job) {
   extern __shared__ uint4 memory[];
   StreamShared& s = *reinterpret_cast<StreamShared*>(memory);
-  // Blocks of an SM begin together; where one picks while the other one reads, both have the memory for themselves.
-  if (job.late != 0 && blockIdx.x >= gridDim.x / 2) sleep_until(clock_ns() + job.late);
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
     const RowFact& f = job.facts[r];
     const int64_t row = job.group.first_row + r;
@@ -442,11 +436,8 @@ bool pick_in_stream(const PickParams& p, const Group& group, const Launch& launc
   const Selection& out = p.emission.out;
   const bool plain = out.slots.data == nullptr && out.scores.data == nullptr && out.indices.data != nullptr &&
                      out.index_base.data == nullptr && out.indices.stride[1] == 1 && p.emission.shard.world_size <= 1;
-  const uint32_t blocks = launch.blocks(group.count, 2);
-  const bool pairs = int64_t{blocks} > launch.sms() && group.count >= int64_t{kLateRows} * blocks;
-  const uint32_t late = pairs ? static_cast<uint32_t>(keys / kLateKeys) : 0;
-  StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, plain, late, p.emission.stats};
-  pick_stream<<<blocks, kStreamThreads, sizeof(StreamShared), launch.stream()>>>(job);
+  StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, plain, p.emission.stats};
+  pick_stream<<<launch.blocks(group.count, 2), kStreamThreads, sizeof(StreamShared), launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("pick_stream");
   return true;
 }

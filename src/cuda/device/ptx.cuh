@@ -61,14 +61,7 @@ __device__ __forceinline__ void store_over(uint32_t& to, uint32_t bits, float le
       : "f"(__uint_as_float(bits)), "f"(least), "r"(index), "n"(kGap)
       : "memory");
 }
-__device__ __forceinline__ uint64_t clock_ns() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-__device__ __forceinline__ void sleep_until(uint64_t time) {
-  while (clock_ns() < time) asm volatile("nanosleep.u32 1000;");
-}
+/// A hint: the line is asked for, and nothing waits.
 __device__ __forceinline__ void prefetch_to_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 /// Behind it the number is there.
 __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
