@@ -59,7 +59,7 @@ struct RowEnds {
 #pragma unroll
   for (int e = 0; e < kRowsOfLane; ++e) {
     ends.of[e] = max(0, min(ends.of[e], job.max_len));
-    own[e] = static_cast<uint32_t>(ends.of[e] + kTileKeys - 1) / kTileKeys;
+    own[e] = ends.of[e] <= job.whole ? 0 : static_cast<uint32_t>(ends.of[e] + kTileKeys - 1) / kTileKeys;
     units += own[e], longest = max(longest, own[e]);
   }
   longest = __reduce_max_sync(~0u, longest);
@@ -340,6 +340,7 @@ __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_consta
     }
   }
   for (int32_t r = static_cast<int32_t>(blockIdx.x); r < job.rows; r += static_cast<int32_t>(gridDim.x)) {
+    if (s.ends[r] > 0 && s.ends[r] <= job.whole) answer_whole_row(job, r, s.ends[r], threadIdx.x, kQuickAll);
     if (s.ends[r] == 0) fill_row(job, r, 0, threadIdx.x, kQuickAll);
   }
 #endif

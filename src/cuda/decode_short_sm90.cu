@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `search` for few query rows of short contexts on Hopper, in the form that engines call most (plain_decode.h): a
-// cluster of thread blocks a row, so that nothing is to be cleared, cut or carried through memory, and blocks meet in a
-// quarter of the time. Each block scores its slice of the row and keeps the scores; the cluster settles the cut as it does
+// cluster of thread blocks a row, so that nothing is to be cleared, cut or carried through memory, and blocks tell each
+// other by stores to shared memory that the receiver counts. Each block scores its slice of the row and keeps the scores; the cluster settles the cut as it does
 // for given scores (device/pick_cut.cuh).
 #include <algorithm>
 
@@ -20,13 +20,21 @@ constexpr int kShortStages = 16;                  ///< units under way in a bloc
 constexpr int kShortGroups = kPickThreads / 128;
 constexpr int64_t kShortKeys = 8192;
 
+/// Of usual scores (no NaN, nothing huge) the sum and the squares; live keys.
+struct ScoreSums {
+  float sum, squares;
+  uint32_t live;
+};
 struct ShortShared {
   PickShared pick;
+  alignas(16) uint16_t bins_of_peers[kMaxCluster * kPickBins];
   alignas(16) float scale[kShortStages][kTileKeys];
   uint64_t full[kShortStages], empty[kShortStages];
   uint32_t absent[kShortStages];  ///< the unit's page does not exist
-  float4 of_warps[kPickWarps];
-  float4 of_peers[kMaxCluster];  ///< sum, squares and number of finite scores; live keys
+  float of_warps[2][kPickWarps];
+  uint32_t live_of_warps[kPickWarps];
+  uint4 of_peers[kMaxCluster];  ///< ScoreSums
+  uint64_t sums_told;
 };
 template <int kHeads>
 struct ShortMemory {
@@ -42,39 +50,75 @@ constexpr size_t fixed_bytes() {
 }
 static_assert(sizeof(ShortShared) % sizeof(uint4) == 0);
 
+/// Page ids of a whole row, by one warp: asked for before its length is known.
+constexpr int kPagesOfLane = static_cast<int>(kShortKeys / kTileKeys / 32);
+struct RowPages {
+  int32_t of[kPagesOfLane];
+};
+[[maybe_unused]] __device__ __forceinline__ RowPages read_pages(const PlainDecode& job, int32_t row) {
+  const int32_t* table = pages_of_row(job, row) + (threadIdx.x & 31);
+  const int32_t last = (job.max_len - 1) >> job.page_shift;
+  RowPages pages;
+#pragma unroll
+  for (int e = 0; e < kPagesOfLane; ++e)
+    pages.of[e] = static_cast<int32_t>(threadIdx.x & 31) + e * 32 <= last ? __ldg(table + e * 32) : -1;
+  return pages;
+}
 /// A block's units of its row.
 struct ShortSlice {
-  int32_t row;
   uint32_t first, units;
 };
-/// One warp: its lanes find the pages of as many units, then ask for the keys in turn.
+/// Where 64 keys are.
+struct UnitKeys {
+  bool absent;
+  int32_t page, in_page;
+};
+/// Of a unit of the row, by a whole warp; each lane may ask for another one.
+[[maybe_unused]] __device__ __forceinline__ UnitKeys find_unit(const PlainDecode& job, const RowPages& pages,
+                                                               uint32_t unit) {
+  const uint32_t key = unit * kTileKeys, column = key >> job.page_shift;
+  int32_t page = -1;
+#pragma unroll
+  for (uint32_t e = 0; e < kPagesOfLane; ++e) {
+    const int32_t of_lane = __shfl_sync(~0u, pages.of[e], column % 32);
+    if (column / 32 == e) page = of_lane;
+  }
+  return {page < 0 || page >= job.num_pages, page, static_cast<int32_t>(key & ((1u << job.page_shift) - 1))};
+}
+/// By one thread: a unit's keys on their way to a stage that is free.
+[[maybe_unused]] __device__ __forceinline__ void ask_unit(const PlainDecode& job, const KeyBoxes& boxes, ShortShared& s,
+                                                          uint8_t* codes, const UnitKeys& unit, uint32_t stage) {
+  s.absent[stage] = unit.absent;
+  if (unit.absent) return arrive_at(&s.full[stage]);
+  arrive_expecting(&s.full[stage], kTileKeys * (kCodePitch + 4));
+  copy_box(shared_address(codes + stage * (kTileKeys * kCodePitch)), &boxes, 0, unit.in_page, unit.page,
+           &s.full[stage]);
+  copy_bulk(shared_address(s.scale[stage]), job.scales + unit.page * job.page_stride + int64_t{unit.in_page} * 4,
+            kTileKeys * 4, &s.full[stage]);
+}
+/// The first units, each by a warp of the warpgroup that scores it: one warp alone takes 3,000 cycles for eight of them. More
+/// at once make the first ones come later.
+constexpr uint32_t kFirstUnits = 2 * kShortGroups;
+[[maybe_unused]] __device__ __forceinline__ uint32_t first_unit_of_warp() {
+  const uint32_t warp = threadIdx.x / 32;
+  return warp / 4 + warp % 4 * kShortGroups;
+}
+static_assert(kShortStages == kPickWarps && kShortGroups == 4);
+/// One warp: all others.
 [[maybe_unused]] __device__ __forceinline__ void bring_keys(const PlainDecode& job, const KeyBoxes& boxes,
-                                                            ShortShared& s, uint8_t* codes, ShortSlice slice) {
+                                                            ShortShared& s, uint8_t* codes, const RowPages& pages,
+                                                            ShortSlice slice) {
   const uint32_t lane = threadIdx.x & 31;
-  const int32_t* table = pages_of_row(job, slice.row);
 #pragma unroll 1
-  for (uint32_t base = 0; base < slice.units; base += 32) {
-    const uint32_t key = (slice.first + base + lane) * kTileKeys;
-    int32_t page = -1;
-    if (base + lane < slice.units) page = __ldg(table + (key >> job.page_shift));
+  for (uint32_t base = kFirstUnits; base < slice.units; base += 32) {
+    const UnitKeys keys = find_unit(job, pages, slice.first + base + lane);
     const uint32_t count = min(32u, slice.units - base);
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       if (lane == i) {
         const uint32_t stage = (base + i) % kShortStages;
         wait_at(&s.empty[stage], ((base + i) / kShortStages & 1) ^ 1);
-        const bool absent = page < 0 || page >= job.num_pages;
-        s.absent[stage] = absent;
-        if (absent) {
-          arrive_at(&s.full[stage]);
-        } else {
-          const uint32_t in_page = key & ((1u << job.page_shift) - 1);
-          arrive_expecting(&s.full[stage], kTileKeys * (kCodePitch + 4));
-          copy_box(shared_address(codes + stage * (kTileKeys * kCodePitch)), &boxes, 0, static_cast<int32_t>(in_page),
-                   page, &s.full[stage]);
-          copy_bulk(shared_address(s.scale[stage]), job.scales + page * job.page_stride + int64_t{in_page} * 4,
-                    kTileKeys * 4, &s.full[stage]);
-        }
+        ask_unit(job, boxes, s, codes, keys, stage);
       }
       __syncwarp();
     }
@@ -94,12 +138,12 @@ __device__ __forceinline__ float begin_query(const PlainDecode& job, const Short
   return threadIdx.x < static_cast<uint32_t>(job.heads) ? __ldg(job.weights + row * job.w_row + threadIdx.x) : 0.0f;
 }
 
-/// This warpgroup's units: scores to the block's slice. Returns what this lane's add up to: finite ones, and live keys.
+/// This warpgroup's units: scores to the block's slice. Returns what this lane's add up to.
 template <int kHeads>
-__device__ __forceinline__ float4 score_units(const ShortMemory<kHeads>& m, const Slice& slice, uint32_t units) {
+__device__ __forceinline__ ScoreSums score_units(const ShortMemory<kHeads>& m, const Slice& slice, uint32_t units) {
   ShortShared& s = *m.s;
   const uint32_t thread = threadIdx.x % 128, own = thread / 32 * 16 + thread % 32 / 4 + 8 * (thread & 1);
-  float4 sums{0.0f, 0.0f, 0.0f, 0.0f};
+  ScoreSums sums{0.0f, 0.0f, 0};
 #pragma unroll 1
   for (uint32_t unit = threadIdx.x / 128; unit < units; unit += kShortGroups) {
     const uint32_t stage = unit % kShortStages;
@@ -122,41 +166,45 @@ __device__ __forceinline__ float4 score_units(const ShortMemory<kHeads>& m, cons
       reinterpret_cast<uint32_t*>(m.vectors + slice.place(i / 4))[i % 4] =
           live ? __float_as_uint(score) : kNotLiveScore;
     const float x = counts ? score : 0.0f;
-    sums.x += x, sums.y += x * x, sums.z += counts ? 1.0f : 0.0f, sums.w += live ? 1.0f : 0.0f;
+    sums.sum += x, sums.squares += x * x, sums.live += live ? 1 : 0;
   }
   return sums;
 }
 
-[[maybe_unused]] __device__ __forceinline__ float4 add_lanes(float4 m, int from) {
+/// Adds up halves of a warp: lanes 0 to 15, and lanes 16 to 31.
+[[maybe_unused]] __device__ __forceinline__ float add_halves(float x) {
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    if (step > from) continue;
-    m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
-    m.z += __shfl_xor_sync(~0u, m.z, step), m.w += __shfl_xor_sync(~0u, m.w, step);
-  }
-  return m;
+  for (int step = 8; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
 }
-/// What all blocks' lanes add up to, the same in all: a barrier of the block, then one of the cluster.
-[[maybe_unused]] __device__ __forceinline__ float4 add_cluster(ShortShared& s, const Peers& peers, float4 m) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  m = add_lanes(m, 16);
-  if (lane == 0) s.of_warps[warp] = m;
+/// What all blocks' lanes add up to, the same in all: a barrier of the block, then what peers send. Sums are in the lower
+/// half of a warp and squares in the upper one, so that one shuffle moves both.
+[[maybe_unused]] __device__ __forceinline__ ScoreSums add_cluster(ShortShared& s, const Peers& peers, ScoreSums m) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = lane / 16;
+  const float lanes =
+      add_halves((half != 0 ? m.squares : m.sum) + __shfl_xor_sync(~0u, half != 0 ? m.sum : m.squares, 16));
+  const uint32_t live = __reduce_add_sync(~0u, m.live);
+  if (lane % 16 == 0) s.of_warps[half][warp] = lanes;
+  if (lane == 0) s.live_of_warps[warp] = live;
   cluster_wait();  // all blocks have begun
   __syncthreads();
   if (warp == 0) {
-    m = add_lanes(s.of_warps[lane % kPickWarps], kPickWarps / 2);
-    if (lane < peers.count) {
-      const uint32_t at = peer_address(s.of_peers + peers.rank, lane);
-      const uint32_t words[4] = {__float_as_uint(m.x), __float_as_uint(m.y), __float_as_uint(m.z),
-                                 __float_as_uint(m.w)};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) store_peer(at + 4 * w, words[w]);
-    }
+    const float all = add_halves(s.of_warps[half][lane % 16]);
+    const uint32_t sum = __float_as_uint(__shfl_sync(~0u, all, 0)),
+                   squares = __float_as_uint(__shfl_sync(~0u, all, 16));
+    const uint4 own{sum, squares, sum_of(s.live_of_warps, kPickWarps), 0};
+    if (lane < peers.count)
+      send_peer(peer_address(s.of_peers + peers.rank, lane), own, peer_address(&s.sums_told, lane));
+    if (lane == 0) arrive_expecting(&s.sums_told, peers.count * static_cast<uint32_t>(sizeof own));
   }
-  peers.meet();
-  const float4 none{0.0f, 0.0f, 0.0f, 0.0f};
-  return add_lanes(lane < peers.count ? s.of_peers[lane] : none, 16);
+  wait_soon_at(&s.sums_told, 0);
+  const bool there = lane % 16 < peers.count;
+  const uint4 of_peer = s.of_peers[lane % 16];
+  const float all = add_halves(there ? __uint_as_float(half != 0 ? of_peer.y : of_peer.x) : 0.0f);
+  return {__shfl_sync(~0u, all, 0), __shfl_sync(~0u, all, 16),
+          __reduce_add_sync(~0u, lane < peers.count ? of_peer.z : 0)};
 }
+static_assert(kPickWarps == 16 && kMaxCluster == 16);
 
 /// All live keys win: the marks of a cut that has none inside.
 [[maybe_unused]] __device__ __noinline__ OwnCut all_live(const PickPart& p) {
@@ -178,42 +226,56 @@ __global__ __launch_bounds__(kShortThreads, 1) void decode_short(const __grid_co
   m.s = reinterpret_cast<ShortShared*>(m.weights + kHeads);
   m.vectors = reinterpret_cast<uint4*>(m.s + 1);
   ShortShared& s = *m.s;
-  const Peers peers{job.blocks, cluster_rank()};
+  const Peers peers{job.blocks, cluster_rank(), s.bins_of_peers};
   const int32_t row = static_cast<int32_t>(blockIdx.x / job.blocks);
   const int32_t end = max(0, min(end_of_row(job, row), job.max_len));
   const bool brings = threadIdx.x >= kPickThreads;
+  const uint32_t lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) init_told(s.pick), init_barrier(&s.sums_told, 1), fence_new_barriers();
+  __syncwarp();
   cluster_arrive();
+  const RowPages pages = read_pages(job, row);
   float weight = 0.0f;
   if (brings) {
-    const uint32_t lane = threadIdx.x & 31;
-    if (lane < kShortStages) init_barrier(&s.full[lane], 1), init_barrier(&s.empty[lane], 4);
-    if (lane == kShortStages) prefetch_map(&boxes);
-    fence_tensor_reads();
+    if (lane == 0) prefetch_map(&boxes);
   } else {
     weight = begin_query(job, m, row);
-    s.pick.bins[0][threadIdx.x] = 0;
-    if (threadIdx.x < kHeads) m.weights[threadIdx.x] = 0.5f * weight;
-    wait_copies<0>();
-    fence_tensor_reads();
+    if (lane == 0) {
+      init_barrier(&s.full[first_unit_of_warp()], 1), init_barrier(&s.empty[first_unit_of_warp()], 4);
+      fence_tensor_reads();
+    }
+    s.pick.bins[threadIdx.x] = 0;
+  }
+  if (end <= job.whole) {
+    if (peers.rank == 0) answer_whole_row(job, row, end, threadIdx.x, kShortThreads);
+    return;
   }
   const uint32_t n = static_cast<uint32_t>(end), all = (n + kTileKeys - 1) / kTileKeys;
   const uint32_t each = (all + job.blocks - 1) / job.blocks, first = min(all, peers.rank * each);
   const uint32_t units = min(each, all - first);
   if (brings) {
-    arrive_named_barrier(1, kShortThreads);
-    return bring_keys(job, boxes, s, m.codes, {row, first, units});
+    if (units <= kFirstUnits) return arrive_named_barrier(1, kShortThreads);
+    named_barrier(1, kShortThreads);
+    return bring_keys(job, boxes, s, m.codes, pages, {first, units});
   }
+  const UnitKeys keys = find_unit(job, pages, first + first_unit_of_warp());
+  if (lane == 0 && first_unit_of_warp() < min(units, kFirstUnits))
+    ask_unit(job, boxes, s, m.codes, keys, first_unit_of_warp());
+  if (threadIdx.x < kHeads) m.weights[threadIdx.x] = 0.5f * weight;
+  wait_copies<0>();
+  fence_tensor_reads();
   named_barrier(1, kShortThreads);
   const PickPart p{s.pick, m.vectors, peers, Slice(n, first * (kTileKeys / 4), each * (kTileKeys / 4))};
-  const float4 sums = add_cluster(s, peers, score_units(m, p.slice, units));
-  const uint32_t live = static_cast<uint32_t>(sums.w), k = static_cast<uint32_t>(job.topk);
+  const float quantile = quantile_of(static_cast<uint32_t>(job.topk), n);
+  const ScoreSums sums = add_cluster(s, peers, score_units(m, p.slice, units));
+  const uint32_t live = sums.live, k = static_cast<uint32_t>(job.topk);
   OwnCut own;
   if (live <= k) {
     own = all_live(p);
   } else {
-    const LinearBins bins = bins_of({sums.x, sums.y, sums.z}, k, live);
-    count_linear(p.slice, m.vectors, bins, s.pick.bins[0]);
-    peers.meet();
+    const LinearBins bins = bins_of({sums.sum, sums.squares, static_cast<float>(live)}, quantile);
+    count_linear(p.slice, m.vectors, bins, s.pick.bins);
+    share_bins<false>(s.pick, peers);
     own = find_cut(p, bins, k);
   }
   const Before before = tell_peers(p, own);

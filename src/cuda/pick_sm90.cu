@@ -2,8 +2,8 @@
 //
 // Stage `select` on Hopper where positions alone decide the order of the answer, in one launch: a cluster of thread blocks
 // a row. Each block reads its slice of the scores once and keeps it in shared memory; only bins, counts and the few keys
-// about the cut travel, through the peers' shared memory (device/pick_cut.cuh). Two barriers of the cluster a row, and one
-// more for each round that a guess which missed costs.
+// about the cut travel, through the peers' shared memory (device/pick_cut.cuh). A row costs two sends of each block to all,
+// and two meetings of the cluster for each round that a guess which missed costs.
 #include <algorithm>
 
 #include "cuda/check.h"
@@ -18,11 +18,12 @@ namespace {
 struct PickJob {
   LookParams look;
   Emission emission;
-  Tensor scores;   ///< f32 [R, N], unit stride
-  KeptRows kept;   ///< in place of it
-  int log_blocks;  ///< 1 << so many a row
-  bool whole;      ///< every row sees all columns, and its request is its number
-  bool plain;      ///< the answer is positions alone
+  Tensor scores;     ///< f32 [R, N], unit stride
+  KeptRows kept;     ///< in place of it
+  int log_blocks;    ///< 1 << so many a row
+  uint32_t vectors;  ///< that a block has room for
+  bool whole;        ///< every row sees all columns, and its request is its number
+  bool plain;        ///< the answer is positions alone
 };
 
 /// More of it is in PickShared.
@@ -119,15 +120,16 @@ struct PickRow {
 }
 
 [[maybe_unused]] __device__ __forceinline__ void pick_row(const PickJob& job, PickShared& s, uint4* vectors,
-                                                          const Peers& peers, const PickRow& row) {
+                                                          const Peers& peers, const PickRow& row, bool begun) {
   const float* scores = scores_of(job, row);
   const PickPart p{s, vectors, peers, Slice(scores, row.low, row.n, peers.rank, job.log_blocks)};
   load_slice(p.slice, vectors);
-  s.bins[0][threadIdx.x] = 0;
+  s.bins[threadIdx.x] = 0;
   const LinearBins bins = guess_bins(s, scores, row.n, row.topk);
   wait_slice();
-  count_linear(p.slice, vectors, bins, s.bins[0]);
-  peers.meet();
+  count_linear(p.slice, vectors, bins, s.bins);
+  if (!begun) cluster_wait();
+  share_bins<false>(s, peers);
   const OwnCut own = find_cut(p, bins, row.topk);
   const Before before = tell_peers(p, own);
   if (own.cut.ranks()) rank_candidates(s, own.cut);
@@ -146,7 +148,11 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
   extern __shared__ uint4 memory[];
   PickShared& s = *reinterpret_cast<PickShared*>(memory);
   uint4* vectors = memory + sizeof(PickShared) / sizeof(uint4);
-  const Peers peers{1u << job.log_blocks, cluster_rank()};
+  Peers peers{1u << job.log_blocks, cluster_rank(), reinterpret_cast<uint16_t*>(vectors + job.vectors)};
+  if (threadIdx.x == 0) init_told(s), fence_new_barriers();
+  __syncwarp();
+  cluster_arrive();
+  bool begun = false;  // all of the cluster's blocks are known to have
   const int32_t rows = static_cast<int32_t>(job.kept.facts != nullptr ? job.kept.count : job.look.rows.count);
   for (int32_t r = static_cast<int32_t>(blockIdx.x >> job.log_blocks); r < rows;
        r += static_cast<int32_t>(gridDim.x >> job.log_blocks)) {
@@ -155,7 +161,8 @@ __global__ __launch_bounds__(kPickThreads, kResident) void pick_by_cluster(const
     if (row.n <= row.topk || row.topk == 0) {
       answer_short(job, s, peers, row);
     } else {
-      pick_row(job, s, vectors, peers, row);
+      pick_row(job, s, vectors, peers, row, begun);
+      begun = true, peers.parity ^= 1;
     }
     __syncthreads();
   }
@@ -182,10 +189,10 @@ int choose_blocks(int64_t rows, int64_t vectors, const Launch& launch) {
   return log_blocks;
 }
 
-size_t shared_of(int64_t vectors, int log_blocks) {
-  int64_t each = 1;
-  while (kPickThreads * each < vectors_of_block(vectors, log_blocks)) each *= 2;
-  return sizeof(PickShared) + static_cast<size_t>(kPickThreads * each) * sizeof(uint4);
+uint32_t room_for(int64_t vectors, int log_blocks) {
+  uint32_t each = 1;
+  while (int64_t{kPickThreads} * each < vectors_of_block(vectors, log_blocks)) each *= 2;
+  return kPickThreads * each;
 }
 
 bool sees_all(const LookParams& look) {
@@ -201,7 +208,7 @@ bool positions_alone(const Selection& out) {
 }
 
 /// False where the rows are too long.
-bool launch_clusters(const PickJob& job, int64_t rows, int64_t vectors, const Launch& launch) {
+bool launch_clusters(PickJob job, int64_t rows, int64_t vectors, const Launch& launch) {
   if (job.log_blocks < 0) return false;
   const int64_t blocks = int64_t{1} << job.log_blocks;
   cudaLaunchAttribute attribute{};
@@ -210,7 +217,10 @@ bool launch_clusters(const PickJob& job, int64_t rows, int64_t vectors, const La
   cudaLaunchConfig_t config{};
   const int64_t grid = launch.blocks(rows * blocks, kClustersPerSm) / blocks * blocks;
   config.gridDim = dim3(static_cast<unsigned>(grid)), config.blockDim = dim3(kPickThreads);
-  config.dynamicSmemBytes = shared_of(vectors, job.log_blocks), config.stream = launch.stream();
+  job.vectors = room_for(vectors, job.log_blocks);
+  config.dynamicSmemBytes =
+      sizeof(PickShared) + job.vectors * sizeof(uint4) + static_cast<size_t>(blocks) * kPickBins * sizeof(uint16_t);
+  config.stream = launch.stream();
   config.attrs = &attribute, config.numAttrs = 1;
   int clusters = 1;
   // Not every Hopper GPU, or part of one, has so many SMs side by side.
@@ -246,6 +256,7 @@ bool pick_in_clusters(const LookParams& look, const Tensor& scores, const Emissi
                     scores,
                     {},
                     choose_blocks(look.rows.count, vectors, launch),
+                    0,
                     sees_all(look),
                     positions_alone(out)};
   return launch_clusters(job, look.rows.count, vectors, launch);
@@ -255,7 +266,7 @@ bool pick_in_clusters(const LookParams& look, const KeptRows& kept, const Emissi
   if (!simple(emission.out, look.admit) || !launch.hopper() || kept.chunk > kMostKeys - 8) return false;
   const int64_t vectors = std::max<int64_t>((kept.chunk + (kept.chunk % 4 == 0 ? 3 : 6)) / 4, 1);
   const PickJob job{
-      look, emission, {}, kept, choose_blocks(kept.count, vectors, launch), false, positions_alone(emission.out)};
+      look, emission, {}, kept, choose_blocks(kept.count, vectors, launch), 0, false, positions_alone(emission.out)};
   return launch_clusters(job, kept.count, vectors, launch);
 }
 

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `select`, and the second half of `search`, where there are many long rows: one thread block a row reads its scores
-// once and keeps those that a sample says may win; of these it picks. What is kept lies in groups of neighbours, so that
-// winners leave in the order of their positions. A row of which too few or too many were kept is picked from its scores
-// in memory (device/select.cuh): exact on any data.
+// once and keeps those that a sample says may win; of these it picks. Winners are marked in a bit for each position, so
+// that they leave in the order of their positions. A row of which too few or too many were kept is picked from its scores
+// in memory (device/select.cuh): exact on any data. Two blocks an SM: while one picks, the other one reads.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "cuda/check.h"
 #include "cuda/device/emit.cuh"
 #include "cuda/device/entries.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/device/quantile.cuh"
 #include "cuda/device/select.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/search_parts.h"
@@ -20,12 +22,14 @@
 namespace topkey::cuda {
 namespace {
 
-constexpr uint32_t kList = 8192;     ///< keys that are kept at most
+constexpr int kStreamThreads = 512;
+constexpr uint32_t kList = 7424;     ///< keys that are kept at most
 constexpr uint32_t kWhole = 4096;    ///< so short a row is kept whole
-constexpr uint32_t kSamples = 2048;  ///< of a row
+constexpr uint32_t kSamples = 2048;  ///< of a row, four neighbours a thread
 constexpr uint32_t kMostKeys = 1 << 18;
-constexpr uint32_t kGroup = 128;  ///< neighbours that one read of a warp brings
-constexpr uint32_t kReads = 4;    ///< of a warp that are under way
+constexpr uint32_t kReads = 8;  ///< vectors of a lane that are under way
+constexpr uint32_t kStreamBins = kStreamThreads;
+constexpr uint32_t kCandidates = kStreamThreads;  ///< keys about the last winner that are ranked, a thread each
 
 struct StreamJob {
   Emission emission;
@@ -33,24 +37,47 @@ struct StreamJob {
   const float* scores;  ///< [group rows, chunk], kNotLiveScore where a key is not live; null: given
   Tensor given;         ///< f32 [R, N], unit stride, all live
   Group group;
+  bool plain;  ///< the answer is positions alone
   uint64_t* stats;
 };
 
 struct StreamShared {
-  SelectRoom select;
-  uint32_t keys[kList];     ///< scores, then of the order; before that, samples
-  uint32_t indices[kList];  ///< in the row
-  uint32_t
-      groups[kMostKeys / kGroup + kReads];  ///< where the kept keys of each begin, times 256, and how many there are
-  uint32_t found;                           ///< more than kList: not all are there
+  SelectRoom select;                 ///< its bins: those, candidates, then winners before each 64 indices, in turns
+  alignas(16) uint32_t keys[kList];  ///< scores as they are; before that, samples
+  uint32_t indices[kList];           ///< in the row
+  alignas(16) uint2 marks[kMostKeys / 64];  ///< a bit for each index: it wins
+  float2 moments[kStreamThreads / 32];
+  uint32_t found;  ///< more than kList: not all are there
+  uint32_t number;
+  uint64_t last;      ///< of the candidates
+  uint32_t lost_key;  ///< of the best candidate that does not win
 };
+static_assert(sizeof(StreamShared) <= kSharedBytes && kSamples == 4 * kStreamThreads);
+static_assert(kStreamBins + 2 * kCandidates <= kBins && kMostKeys / 64 * sizeof(uint16_t) <= kBins * sizeof(uint32_t));
 
 /// Numbers of the order that lie in shared memory.
 struct KeyList {
-  static constexpr int kBatch = 4;
+  static constexpr int kBatch = 4, kEach = 8;
   const uint32_t* keys;
   __device__ uint32_t raw(uint32_t i) const { return keys[i]; }
   __device__ uint32_t key_of_raw(uint32_t raw, uint32_t) const { return raw; }
+};
+__device__ __forceinline__ uint32_t key_of_kept(uint32_t raw) { return key_of(canonical(__uint_as_float(raw))); }
+/// Kept scores.
+struct ScoreList {
+  static constexpr int kBatch = 4;
+  const uint32_t* scores;
+  __device__ uint32_t raw(uint32_t i) const { return scores[i]; }
+  __device__ uint32_t key_of_raw(uint32_t raw, uint32_t) const { return key_of_kept(raw); }
+};
+/// Numbers in equal steps from `low` on; a better score is in no lower bin. The first and the last bin are open.
+struct StreamBins {
+  float scale, offset;
+  __device__ StreamBins(float low, float bins_a_unit) : scale(bins_a_unit), offset(-low * bins_a_unit) {}
+  __device__ __forceinline__ uint32_t of(uint32_t raw) const {
+    const float at = __fmaf_rn(__uint_as_float(raw), scale, offset);
+    return static_cast<uint32_t>(fminf(fmaxf(at, 0.0f), kStreamBins - 1.0f));  // NaN: 0
+  }
 };
 
 /// A row as vectors of 4 scores at aligned addresses; before word `lead` and from word `last` on there are none.
@@ -83,141 +110,213 @@ __device__ __forceinline__ uint4 read(const StreamRow& row, uint32_t v) {
   return 4 * v >= row.lead && 4 * v + 4 <= row.last ? __ldcs(row.vectors + v) : read_edge(row, v);
 }
 
-/// Bits of scores that are kept, the first lowest: the sign of a difference to the next number below the least is shifted
-/// in. A NaN is not kept: the NaN that this device's arithmetic makes has no sign.
-__device__ __forceinline__ uint32_t mark(const uint4 (&four)[kReads], float below) {
-  uint32_t marks = 0;
-#pragma unroll
-  for (int e = kReads - 1; e >= 0; --e) {
-    const uint32_t each[4] = {four[e].x, four[e].y, four[e].z, four[e].w};
-#pragma unroll
-    for (int i = 3; i >= 0; --i) marks = __funnelshift_l(__float_as_uint(below - __uint_as_float(each[i])), marks, 1);
-  }
-  return marks;
+/// What a row's sample says: a score that is expected to be past the cut, and still few before it; and the deviation of
+/// scores, 0 where they are not as normal ones.
+struct Guess {
+  float least, deviation;
+};
+/// By two digits of the order, cut off below: of any numbers.
+__device__ __noinline__ float least_by_digits(StreamShared& s, uint32_t rank) {
+  for (uint32_t i = threadIdx.x; i < kSamples; i += kStreamThreads) s.indices[i] = key_of_kept(s.keys[i]);
+  count_digit<kStreamThreads>(KeyList{s.indices}, kSamples, DigitCounter{0, 21, 11, s.select.bins});
+  find_digit<kStreamThreads>(rank, s.select);
+  if (s.select.total < rank) return -INFINITY;
+  const uint32_t high = s.select.digit, rest = rank - s.select.above;
+  count_digit<kStreamThreads>(KeyList{s.indices}, kSamples, DigitCounter{high, 10, 11, s.select.bins});
+  find_digit<kStreamThreads>(rest, s.select);
+  const uint32_t key = high << 21 | s.select.digit << 10;
+  constexpr uint32_t kMinusInfinity = 0x007FFFFFu;
+  return key <= kMinusInfinity ? -INFINITY : score_of_key(key);
 }
-__device__ __forceinline__ float next_below(float x) {
-  const uint32_t u = __float_as_uint(x);
-  if (x == 0.0f) return __uint_as_float(0x80000001u);
-  return x == -INFINITY ? x : __uint_as_float(x > 0.0f ? u - 1 : u + 1);
-}
-/// Of four where every live one is kept.
-__device__ __noinline__ uint32_t mark_live(StreamRow row, uint4 four, uint32_t v) {
-  const uint32_t each[4] = {four.x, four.y, four.z, four.w};
-  uint32_t marks = 0;
-  for (uint32_t e = 0; e < 4; ++e) {
-    const bool inside = 4 * v + e >= row.lead && 4 * v + e < row.last;
-    marks |= (inside && row.key(each[e]) != kNotLive ? 1u : 0u) << e;
-  }
-  return marks;
-}
-
-/// Which score of the row the sample expects to be past the cut, and still few before it. NaN: every live key is kept.
-__device__ float least_kept(const StreamRow& row, uint32_t n, uint32_t k, StreamShared& s) {
-  if (n <= kWhole) return __uint_as_float(kCanonicalNan);
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(row.vectors) + row.lead;
-#pragma unroll
-  for (uint32_t i = threadIdx.x; i < kSamples; i += kSelectThreads)
-    s.keys[i] = row.key(__ldg(words + static_cast<uint64_t>(i) * n / kSamples));
+/// The bin that holds the k-th best: select.digit, above (keys in better bins) and equal (keys in it). 0 in equal: none does.
+/// Barriers before, inside and behind.
+__device__ __forceinline__ void find_stream_bin(StreamShared& s, uint32_t k) {
   __syncthreads();
+  if (threadIdx.x == 0) s.select.equal = 0;
+  const uint32_t bin = kStreamBins - 1 - threadIdx.x, inside = s.select.bins[bin];
+  uint32_t all = 0;
+  const uint32_t above = block_scan(inside, s.select.warps, &all);
+  if (above < k && k <= above + inside) s.select.digit = bin, s.select.above = above, s.select.equal = inside;
+  __syncthreads();
+}
+/// Of a row that is longer than kWhole. The bins are empty before, and afterwards.
+__device__ __forceinline__ Guess guess(const StreamRow& row, uint32_t n, uint32_t k, StreamShared& s) {
+  const uint32_t first = row.lead == 0 ? 0 : 1, vectors = row.last / 4 - first, lane = threadIdx.x % 32;
+  const uint4 four = __ldg(row.vectors + first + static_cast<uint64_t>(threadIdx.x) * vectors / kStreamThreads);
   const float share = static_cast<float>(k) * (static_cast<float>(kSamples) / static_cast<float>(n));
   const uint32_t rank = static_cast<uint32_t>(share + 3.5f * sqrtf(share) + 4.0f);
-  const Cut cut = find_cut(KeyList{s.keys}, kSamples, rank, s.select);
-  // Also where the sample has fewer live keys than that.
-  constexpr uint32_t kMinusInfinity = 0x007FFFFFu;
-  return cut.key <= kMinusInfinity ? -INFINITY : score_of_key(cut.key);
+  const float quantile = upper_quantile(fminf(static_cast<float>(rank) / kSamples, 0.999f));
+  reinterpret_cast<uint4*>(s.keys)[threadIdx.x] = four;
+  const uint32_t each[4] = {four.x, four.y, four.z, four.w};
+  float2 m{0.0f, 0.0f};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float x = fabsf(__uint_as_float(each[e])) < 1e15f ? __uint_as_float(each[e]) : 0.0f;
+    m.x += x, m.y += x * x;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
+  if (lane == 0) s.moments[threadIdx.x / 32] = m;
+  __syncthreads();
+  m = s.moments[lane % (kStreamThreads / 32)];
+#pragma unroll
+  for (int step = kStreamThreads / 64; step > 0; step /= 2)
+    m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
+  const float mean = m.x / kSamples, variance = m.y / kSamples - mean * mean;
+  const float deviation = sqrtf(fmaxf(variance, 0.0f));
+  bool normal = deviation > fabsf(mean) * 1e-4f && deviation > 1e-30f;
+  if (normal) {
+    const float low = mean + (quantile - 1.0f) * deviation, a_unit = kStreamBins / 2.0f / deviation;
+    const StreamBins bins(low, a_unit);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t bin = bins.of(each[e]);
+      if (bin != 0) atomicAdd(s.select.bins + bin, 1u);  // most are in bin 0, and would wait for each other
+    }
+    find_stream_bin(s, rank);
+    const uint32_t bin = s.select.digit, reached = s.select.above + s.select.equal;
+    s.select.bins[threadIdx.x] = 0;
+    normal = s.select.equal != 0 && bin != kStreamBins - 1 && reached <= rank + rank / 4 + 8;
+    if (normal) return {low + static_cast<float>(bin) / a_unit, deviation};
+  }
+  const float least = least_by_digits(s, rank);
+  __syncthreads();
+  s.select.bins[threadIdx.x] = 0;
+  return {least, 0.0f};
 }
 
-/// How many of a warp's kept scores come before a lane's in each of four groups, and how many there are: a byte each.
-struct Places {
-  uint32_t before, all;
-
-  __device__ __forceinline__ explicit Places(uint32_t marks) {
-    const uint32_t own = __popc(marks & 0xFu) | __popc(marks & 0xF0u) << 8 | __popc(marks & 0xF00u) << 16 |
-                         __popc(marks & 0xF000u) << 24;
-    const uint32_t sum = sum_lanes_up(own);
-    all = __shfl_sync(~0u, sum, 31), before = sum - own;
-  }
-  /// Of all groups before group e.
-  __device__ __forceinline__ uint32_t first(uint32_t e) const {
-    return __dp4a(e < 4 ? all & ((1u << 8 * e) - 1) : all, 0x01010101u, 0u);
-  }
-};
-static_assert(kReads == 4 && kGroup < 256);
-
-/// Keeps the row's scores from `least` on, as they are. Ends with a barrier.
+/// Keeps the row's scores from `least` on, as they are, in any order; no NaN. Ends with a barrier.
 __device__ __forceinline__ void keep(const StreamRow& row, float least, StreamShared& s) {
-  constexpr uint32_t kTurn = kReads * kGroup / 4;  // vectors of a warp
+  constexpr uint32_t kTurn = kReads * 32;  // vectors of a warp
   const uint32_t lane = threadIdx.x % 32, vectors = (row.last + 3) / 4;
-  const bool all = is_nan(least);
-  const float below = next_below(least);
+  const uint32_t keys = static_cast<uint32_t>(__cvta_generic_to_shared(s.keys));
 #pragma unroll 1
-  for (uint32_t base = threadIdx.x / 32 * kTurn; base < vectors; base += kSelectThreads / 32 * kTurn) {
+  for (uint32_t base = threadIdx.x / 32 * kTurn; base < vectors; base += kStreamThreads / 32 * kTurn) {
     uint4 four[kReads];
+    if (4 * base >= row.lead && 4 * (base + kTurn) <= row.last) {
 #pragma unroll
-    for (uint32_t e = 0; e < kReads; ++e) {
-      const uint32_t v = base + e * 32 + lane;
-      four[e] = v < vectors ? read(row, v) : uint4{kNotLiveScore, kNotLiveScore, kNotLiveScore, kNotLiveScore};
-    }
-    uint32_t marks = mark(four, below);
-#pragma unroll 1
-    for (uint32_t e = 0; all && e < kReads; ++e) {
-      if (e == 0) marks = 0;
-      const uint32_t v = base + e * 32 + lane;
-      if (v < vectors) marks |= mark_live(row, read(row, v), v) << 4 * e;
-    }
-    const Places places(marks);
-    uint32_t at = 0;
-    if (lane == 0) at = add_shared(&s.found, places.first(4));
-    at = __shfl_sync(~0u, at, 0);
-    if (at + places.first(4) > kList) continue;  // the same in every lane; found says so
-    if (lane < kReads) s.groups[base / 32 + lane] = (at + places.first(lane)) << 8 | (places.all >> 8 * lane & 255u);
+      for (uint32_t e = 0; e < kReads; ++e) four[e] = __ldcs(row.vectors + base + e * 32 + lane);
+    } else {
 #pragma unroll
-    for (uint32_t e = 0; e < kReads; ++e) {
-      const uint32_t each[4] = {four[e].x, four[e].y, four[e].z, four[e].w};
-      uint32_t to = at + places.first(e) + (places.before >> 8 * e & 255u);
-      const uint32_t first = (base + e * 32 + lane) * 4 - row.lead;
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) {
-        if ((marks >> (4 * e + i) & 1u) == 0) continue;
-        s.keys[to] = each[i], s.indices[to] = first + i;
-        ++to;
+      for (uint32_t e = 0; e < kReads; ++e) {
+        const uint32_t v = base + e * 32 + lane;
+        four[e] = v < vectors ? read(row, v) : uint4{kNotLiveScore, kNotLiveScore, kNotLiveScore, kNotLiveScore};
       }
     }
-  }
-  __syncthreads();
-}
-
-/// The kept scores as numbers of the order. Ends with a barrier.
-__device__ __forceinline__ void order_kept(StreamShared& s, uint32_t count) {
-  for (uint32_t i = threadIdx.x; i < count; i += kSelectThreads)
-    s.keys[i] = key_of(canonical(__uint_as_float(s.keys[i])));
-  __syncthreads();
-}
-
-/// emit(j, i) for each winner of the list, as hand_out does it; groups ascend with position.
-template <class Emit>
-__device__ void hand_out_groups(StreamShared& s, uint32_t groups, const Cut& cut, const Emit& emit) {
-  uint32_t above = 0, equal = 0;
-  for (uint32_t base = 0; base < groups; base += kSelectThreads) {
-    const uint32_t packed = base + threadIdx.x < groups ? s.groups[base + threadIdx.x] : 0;
-    const uint32_t begin = packed >> 8, end = begin + (packed & 255u);
-    uint32_t wins = 0, ties = 0;
-    for (uint32_t i = begin; i < end; ++i) wins += s.keys[i] > cut.key, ties += s.keys[i] == cut.key;
-    if (cut.need == 0) ties = 0;
-    uint32_t total = 0;
-    const uint32_t before = block_scan(wins << 16 | ties, s.select.warps, &total);
-    uint32_t a = above + (before >> 16), q = equal + (before & 0xFFFFu);
-    for (uint32_t i = begin; wins + ties != 0 && i < end; ++i) {
-      const uint32_t key = s.keys[i];
-      if (key < cut.key || (key == cut.key && cut.need == 0)) continue;
-      const uint32_t tie = key == cut.key;
-      if (tie == 0 || q < cut.need) emit(a + (q < cut.need ? q : cut.need), i);
-      a += 1 - tie, q += tie;
+    uint32_t own = 0;
+#pragma unroll
+    for (uint32_t e = 0; e < kReads; ++e) {
+      own += (__uint_as_float(four[e].x) >= least) + (__uint_as_float(four[e].y) >= least) +
+             (__uint_as_float(four[e].z) >= least) + (__uint_as_float(four[e].w) >= least);
     }
-    above += total >> 16, equal += total & 0xFFFFu;
+    const uint32_t up = sum_lanes_up(own);
+    uint32_t at = 0;
+    if (lane == 31) {
+      at = add_shared(&s.found, up);
+      if (at + up > kList) at = UINT32_MAX;
+    }
+    at = __shfl_sync(~0u, at, 31);
+    if (at == UINT32_MAX) continue;  // found says so
+    uint32_t to = keys + 4 * (at + up - own);
+    const uint32_t first = (base + lane) * 4 - row.lead;
+#pragma unroll
+    for (uint32_t e = 0; e < kReads; ++e) {
+      constexpr int kGap = static_cast<int>(kList) * 4;
+      store_over<kGap>(to, four[e].x, least, first + e * 128);
+      store_over<kGap>(to, four[e].y, least, first + e * 128 + 1);
+      store_over<kGap>(to, four[e].z, least, first + e * 128 + 2);
+      store_over<kGap>(to, four[e].w, least, first + e * 128 + 3);
+    }
   }
   __syncthreads();
 }
+static_assert(offsetof(StreamShared, indices) - offsetof(StreamShared, keys) == kList * 4);
+
+/// The row's last winner: a kept key wins if its number is larger, or the same and its index under `before`.
+struct Last {
+  uint32_t key, before;
+  bool tied;  ///< the same number did not win elsewhere
+};
+/// Ranks those kept keys of which is(raw) is true: `count` of them, of which `need` win.
+template <class Is>
+__device__ __forceinline__ Last rank_kept(StreamShared& s, uint32_t found, uint32_t count, uint32_t need,
+                                          const Is& is) {
+  auto* candidates = reinterpret_cast<uint64_t*>(s.select.bins + kStreamBins);
+  for (uint32_t i = threadIdx.x; i < found; i += kStreamThreads) {
+    const uint32_t raw = s.keys[i];
+    if (is(raw)) candidates[add_shared(&s.number, 1)] = static_cast<uint64_t>(key_of_kept(raw)) << 32 | ~s.indices[i];
+  }
+  __syncthreads();
+  if (threadIdx.x < count) {
+    const uint64_t mine = candidates[threadIdx.x];
+    uint32_t better = 0;
+#pragma unroll 4
+    for (uint32_t i = 0; i < count; ++i) better += candidates[i] > mine;
+    if (better == need - 1) s.last = mine;
+    if (better == need) s.lost_key = static_cast<uint32_t>(mine >> 32);
+  }
+  __syncthreads();
+  const auto key = static_cast<uint32_t>(s.last >> 32);
+  return {key, ~static_cast<uint32_t>(s.last) + 1, count > need && s.lost_key == key};
+}
+/// Of more than k kept keys. False: too many are about the last winner.
+__device__ __forceinline__ bool find_last(StreamShared& s, uint32_t found, uint32_t k, const Guess& guess, Last* last) {
+  if (guess.deviation > 0.0f) {
+    const StreamBins bins(guess.least, kStreamBins / guess.deviation);
+    for (uint32_t i = threadIdx.x; i < found; i += kStreamThreads) atomicAdd(s.select.bins + bins.of(s.keys[i]), 1u);
+    find_stream_bin(s, k);
+    const uint32_t bin = s.select.digit, count = s.select.equal;
+    if (count <= kCandidates) {
+      *last = rank_kept(s, found, count, k - s.select.above, [&](uint32_t raw) { return bins.of(raw) == bin; });
+      return true;
+    }
+  }
+  const Cut cut = find_cut<kStreamThreads>(ScoreList{s.keys}, found, k, s.select);
+  *last = {cut.key, 0, false};
+  if (cut.need == 0) return true;
+  const uint32_t count = s.select.equal;
+  if (count > kCandidates) return false;
+  *last = rank_kept(s, found, count, cut.need, [&](uint32_t raw) { return key_of_kept(raw) == cut.key; });
+  return true;
+}
+
+/// emit(j, i) for each winner: entry i of what is kept, winner number j by position.
+template <class Emit>
+__device__ __forceinline__ void hand_out_kept(StreamShared& s, uint32_t n, uint32_t found, const Last& last,
+                                              const Emit& emit) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(s.marks);
+  uint32_t wins = 0;  // a bit for each of this thread's entries
+  uint32_t e = 0;
+  for (uint32_t i = threadIdx.x; i < found; i += kStreamThreads, ++e) {
+    const uint32_t key = key_of_kept(s.keys[i]), index = s.indices[i];
+    if (key < last.key || (key == last.key && index >= last.before)) continue;
+    atomicOr(words + index / 32, 1u << index % 32);
+    wins |= 1u << e;
+  }
+  __syncthreads();
+  auto* before = reinterpret_cast<uint16_t*>(s.select.bins);
+  const uint32_t pairs = (n + 63) / 64, each = (pairs + kStreamThreads - 1) / kStreamThreads,
+                 first = threadIdx.x * each;
+  uint32_t own = 0, all = 0;
+  for (uint32_t p = first; p < first + each; ++p) own += __popc(s.marks[p].x) + __popc(s.marks[p].y);
+  uint32_t sum = block_scan(own, s.select.warps, &all);
+  for (uint32_t p = first; p < first + each; ++p) {
+    before[p] = static_cast<uint16_t>(sum);
+    sum += __popc(s.marks[p].x) + __popc(s.marks[p].y);
+  }
+  __syncthreads();
+  for (; wins != 0; wins &= wins - 1) {
+    const uint32_t i = threadIdx.x + (__ffs(static_cast<int>(wins)) - 1) * kStreamThreads, index = s.indices[i];
+    const uint2 pair = s.marks[index / 64];
+    const uint32_t lower = (1u << index % 32) - 1;
+    const uint32_t inside = (index & 32) != 0 ? __popc(pair.x) + __popc(pair.y & lower) : __popc(pair.x & lower);
+    emit(before[index / 64] + inside, i);
+  }
+  __syncthreads();
+}
+static_assert((kList + kStreamThreads - 1) / kStreamThreads <= 32 && kList < 65536);
+static_assert(kMostKeys / 64 % kStreamThreads == 0);
 
 /// From the scores in memory.
 __device__ __noinline__ Cut answer_from_memory(const StreamJob& job, int64_t r, const float* scores,
@@ -226,19 +325,69 @@ __device__ __noinline__ Cut answer_from_memory(const StreamJob& job, int64_t r, 
   const RowWriter writer(job.emission, job.group.first_row + r, f.request, f.start);
   const KeptScores kept{{&f, nullptr, 1, 0, 0, 0}, scores, nullptr, nullptr, 0, job.scores == nullptr};
   const Entries<KeptScores> entries{kept};
-  const Cut cut = find_cut(entries, f.n, f.topk, select);
-  hand_out(entries, f.n, cut, select, [&](uint32_t j, uint32_t i) { writer.put(j, kept.position(i), kept.score(i)); });
+  const Cut cut = find_cut<kStreamThreads>(entries, f.n, f.topk, select);
+  hand_out<kStreamThreads>(entries, f.n, cut, select,
+                           [&](uint32_t j, uint32_t i) { writer.put(j, kept.position(i), kept.score(i)); });
   return cut;
 }
 
 __device__ __noinline__ void count_nans(const StreamJob& job, StreamRow row, uint32_t n) {
   const uint32_t* words = reinterpret_cast<const uint32_t*>(row.vectors) + row.lead;
   uint32_t nans = 0;
-  for (uint32_t i = threadIdx.x; i < n; i += kSelectThreads) nans += row.key(words[i]) == kNanKey;
+  for (uint32_t i = threadIdx.x; i < n; i += kStreamThreads) nans += row.key(words[i]) == kNanKey;
   count(job.stats, kNanScores, nans);
 }
 
-__global__ __launch_bounds__(kSelectThreads, 1) void pick_stream(const __grid_constant__ StreamJob job) {
+/// A short row: all its keys in shared memory.
+__device__ __forceinline__ Cut answer_short(const StreamRow& from, const RowFact& f, StreamShared& s,
+                                            const RowWriter& writer) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(from.vectors) + from.lead;
+  for (uint32_t i = threadIdx.x; i < f.n; i += kStreamThreads) s.keys[i] = from.key(words[i]);
+  const KeyList keys{s.keys};
+  const Cut cut = find_cut<kStreamThreads>(keys, f.n, f.topk, s.select);
+  hand_out<kStreamThreads>(keys, f.n, cut, s.select,
+                           [&](uint32_t j, uint32_t i) { writer.put(j, int64_t{f.low} + i, score_of_key(s.keys[i])); });
+  return cut;
+}
+/// The first bytes of the row that this block takes next, towards L2.
+__device__ __forceinline__ void ask_ahead(const StreamJob& job, int64_t r) {
+  if (r >= job.group.count) return;
+  const float* next =
+      job.scores == nullptr ? element<float>(job.given, job.group.first_row + r) : job.scores + r * job.group.chunk;
+  const int64_t columns = job.scores == nullptr ? job.given.shape[1] : job.group.chunk;
+  const uint32_t bytes = static_cast<uint32_t>(columns < kStreamAhead / 4 ? columns * 4 : kStreamAhead);
+  for (uint32_t at = threadIdx.x * 128; at < bytes; at += kStreamThreads * 128)
+    prefetch_to_l2(reinterpret_cast<const char*>(next) + at);
+}
+__device__ __forceinline__ Cut answer_long(const StreamJob& job, int64_t r, const StreamRow& from, const float* scores,
+                                           StreamShared& s, const RowWriter& writer) {
+  const RowFact& f = job.facts[r];
+  const uint32_t n = f.n, topk = f.topk;
+  if (threadIdx.x == 0) s.found = s.number = 0;
+  s.select.bins[threadIdx.x] = 0;
+  for (uint32_t v = threadIdx.x; v < (n + 64 * kStreamThreads) / 64 && v < kMostKeys / 64; v += kStreamThreads)
+    s.marks[v] = {0, 0};
+  const Guess about = guess(from, n, topk, s);
+  keep(from, about.least, s);
+  ask_ahead(job, r + gridDim.x);
+  const uint32_t found = s.found;
+  Last last;
+  if (found > kList || found < topk || !find_last(s, found, topk, about, &last))
+    return answer_from_memory(job, r, scores, s.select);
+  if (job.plain) {
+    int32_t* out = element<int32_t>(job.emission.out.indices, writer.row);
+    const int32_t first = f.low - static_cast<int32_t>(f.start);
+    hand_out_kept(s, n, found, last, [&](uint32_t j, uint32_t i) { s.keys[j] = s.indices[i]; });
+    for (uint32_t j = threadIdx.x; j < topk; j += kStreamThreads) out[j] = first + static_cast<int32_t>(s.keys[j]);
+  } else {
+    hand_out_kept(s, n, found, last, [&](uint32_t j, uint32_t i) {
+      writer.put(j, int64_t{f.low} + s.indices[i], canonical(__uint_as_float(s.keys[i])));
+    });
+  }
+  return {last.key, 0, topk, f.live, last.tied};
+}
+
+__global__ __launch_bounds__(kStreamThreads, 2) void pick_stream(const __grid_constant__ StreamJob job) {
   extern __shared__ uint4 memory[];
   StreamShared& s = *reinterpret_cast<StreamShared*>(memory);
   for (int64_t r = blockIdx.x; r < job.group.count; r += gridDim.x) {
@@ -250,22 +399,8 @@ __global__ __launch_bounds__(kSelectThreads, 1) void pick_stream(const __grid_co
     const StreamRow from(scores, f.n, job.scores == nullptr);
     if (job.stats != nullptr && f.scored) count_nans(job, from, f.n);
     Cut cut{};
-    if (f.n > 0 && f.topk > 0) {
-      if (threadIdx.x == 0) s.found = 0;
-      const float least = least_kept(from, f.n, f.topk, s);
-      __syncthreads();
-      keep(from, least, s);
-      const uint32_t found = s.found;
-      if (found > kList || (!is_nan(least) && found < f.topk)) {
-        cut = answer_from_memory(job, r, scores, s.select);
-      } else {
-        order_kept(s, found);
-        cut = find_cut(KeyList{s.keys}, found, f.topk, s.select);
-        hand_out_groups(s, (from.last + kGroup - 1) / kGroup, cut, [&](uint32_t j, uint32_t i) {
-          writer.put(j, int64_t{f.low} + s.indices[i], score_of_key(s.keys[i]));
-        });
-      }
-    }
+    if (f.n > 0 && f.topk > 0)
+      cut = f.n <= kWhole ? answer_short(from, f, s, writer) : answer_long(job, r, from, scores, s, writer);
     writer.fill(cut.count);
     if (threadIdx.x == 0 && f.scored) count(job.stats, kTiedCuts, cut.tied);
     __syncthreads();
@@ -298,8 +433,11 @@ bool pick_in_stream(const PickParams& p, const Group& group, const Launch& launc
   const int64_t keys = kept ? group.chunk : p.keys;
   const bool whole = group.first_key == 0 && (!kept || group.chunk >= p.keys);
   if (!simple || !(kept || flat) || !whole || !stream_suits(group.count, keys, p.emission.topk)) return false;
-  StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, p.emission.stats};
-  pick_stream<<<launch.blocks(group.count, 1), kSelectThreads, sizeof(StreamShared), launch.stream()>>>(job);
+  const Selection& out = p.emission.out;
+  const bool plain = out.slots.data == nullptr && out.scores.data == nullptr && out.indices.data != nullptr &&
+                     out.index_base.data == nullptr && out.indices.stride[1] == 1 && p.emission.shard.world_size <= 1;
+  StreamJob job{p.emission, p.room.facts, p.room.scores, p.scores, group, plain, p.emission.stats};
+  pick_stream<<<launch.blocks(group.count, 2), kStreamThreads, sizeof(StreamShared), launch.stream()>>>(job);
   TOPKEY_CUDA_LAUNCHED("pick_stream");
   return true;
 }

@@ -92,6 +92,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
   look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;
+  if (answer_whole_rows(look_at, emission, launch)) return;
   KeyBoxes boxes;
   if (cores == Cores::hopper && prefill_suits(shape, keys, a.q, a.rows, a.admit, a.out, &boxes)) {
     prefill(look_at, a.q, boxes, emission, exec.workspace, launch);

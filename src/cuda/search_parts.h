@@ -19,6 +19,9 @@ struct Group {
 };
 
 void look(const LookParams& params, const Group& group, const Launch& launch);
+/// Answers a search whose rows, by their bound, have no more keys than are wanted, and no score of them is: one launch, no
+/// workspace. False where that is not so.
+bool answer_whole_rows(const LookParams& look, const Emission& emission, const Launch& launch);
 
 /// Where a kernel's scores go: the search's own buffer, or the caller's matrix.
 struct ScoreSink {

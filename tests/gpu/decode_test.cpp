@@ -126,6 +126,31 @@ TEST_P(Decode, EveryLength) {
   }
 }
 
+/// No row can have more keys than are wanted, or the call only finds that it has not: by lengths, in a replay or at once.
+TEST_P(Decode, RowsThatAreWantedWhole) {
+  Tally tally("decode, rows that are wanted whole");
+  uint64_t seed = 500;
+  for (const int32_t topk : {64, 501, 1024, 2048, 4096}) {
+    for (const int32_t page_size : {1, 16, 64, 256}) {
+      for (const int64_t rows : {1, 6, 64}) {
+        if (page_size > topk) continue;
+        DecodeCase c;
+        c.rows = rows, c.topk = topk, c.page_size = page_size, c.seed = seed++;
+        c.next_n = rows == 6 ? 3 : 0, c.of_requests = c.next_n != 0 && topk % 2 == 0;
+        c.context = topk / page_size * page_size, c.lengths = static_cast<Lengths>(seed % 3);
+        c.holes = static_cast<Holes>(seed % 4), c.fill = seed % 3 == 0 ? Fill::value : Fill::minus_one;
+        c.length_form = !c.of_requests && seed % 2 == 0, c.padded = seed % 5 == 0;
+        if (rows == 64) c.max_sms = 3;
+        expect(c, tally);
+        c.max_len = topk, c.spare = 3 * topk;
+        expect(c, tally);
+        c.max_len = 0, c.spare = 20000;  // room for long rows, of which there are none
+        expect(c, tally);
+      }
+    }
+  }
+}
+
 TEST_P(Decode, EveryNumberOfRowsAndHeads) {
   Tally tally("decode, rows and heads");
   uint64_t seed = 100;

@@ -11,6 +11,8 @@ namespace topkey::cuda {
 /// The blocks that share a row, of which this is number `rank`.
 struct Peers {
   uint32_t count, rank;
+  uint16_t* bins;  ///< [count, kPickBins] in each block's shared memory: all blocks' bins; a slice has under 2^16 keys
+  uint32_t parity = 0;  ///< of the rows before, of which bins were told
   /// All threads of all of them: behind it each sees what any has written.
   __device__ __forceinline__ void meet() const {
     __syncwarp();
@@ -32,29 +34,54 @@ __device__ __forceinline__ uint32_t sum_of(const uint32_t* words, uint32_t count
   return __reduce_add_sync(~0u, lane < count ? words[lane] : 0);
 }
 
-/// Of up to kMost blocks, all under way at once.
-template <uint32_t kMost>
-__device__ __forceinline__ uint32_t add_peers(const uint32_t* bin, const Peers& peers) {
-  uint32_t each[kMost], sum = 0;
+/// By one thread, before the block comes to a barrier of the cluster, behind which peers may send.
+__device__ __forceinline__ void init_told(PickShared& s) {
+  init_barrier(&s.bins_told, 1), init_barrier(&s.row_told, 1);
+}
+/// Tells all blocks of the row what this block's bins hold, and waits for what they tell. A barrier of the block inside. In
+/// the row's first round peers have long read what they were told before; in others (kMeet) the caller sees to that, and
+/// the cluster meets.
+template <bool kMeet>
+__device__ __forceinline__ void share_bins(PickShared& s, const Peers& peers) {
+  constexpr uint32_t kEach = 8, kPart = kPickBins / kEach;  // threads that tell one peer
+  __syncthreads();
+  const uint32_t first = threadIdx.x % kPart * kEach;
+  const uint4 low = *reinterpret_cast<const uint4*>(s.bins + first);
+  const uint4 high = *reinterpret_cast<const uint4*>(s.bins + first + 4);
+  const uint4 packed{low.x | low.y << 16, low.z | low.w << 16, high.x | high.y << 16, high.z | high.w << 16};
 #pragma unroll
-  for (uint32_t e = 0; e < kMost; ++e) {
+  for (uint32_t e = threadIdx.x / kPart; e < kMaxCluster; e += kPickThreads / kPart) {
+    // Each block begins with itself, lest all tell the same one.
     const uint32_t at = peers.rank + e, peer = at < peers.count ? at : at - peers.count;
-    each[e] = e < peers.count ? load_peer(peer_address(bin, peer)) : 0;
+    if (e >= peers.count) continue;
+    const uint32_t to = peer_address(peers.bins + peers.rank * kPickBins + first, peer);
+    if (kMeet) {
+      store_peer(to, packed);
+    } else {
+      send_peer(to, packed, peer_address(&s.bins_told, peer));
+    }
   }
+  if (kMeet) return peers.meet();
+  if (threadIdx.x == 0) arrive_expecting(&s.bins_told, peers.count * kPickBins * 2);
+  wait_soon_at(&s.bins_told, peers.parity);
+}
+/// All blocks' keys in bin `bin`.
+template <uint32_t kMost>
+__device__ __forceinline__ uint32_t add_peers(const Peers& peers, uint32_t bin) {
+  uint32_t sum = 0;
 #pragma unroll
-  for (uint32_t e = 0; e < kMost; ++e) sum += each[e];
+  for (uint32_t e = 0; e < kMost; ++e) sum += e < peers.count ? peers.bins[e * kPickBins + bin] : 0;
   return sum;
 }
-/// All blocks' keys in bin `bin`. Each block begins with itself, lest all ask the same one.
-__device__ __forceinline__ uint32_t add_up(const uint32_t* bin, const Peers& peers) {
-  if (peers.count == 1) return *bin;
-  return peers.count <= kMaxCluster / 2 ? add_peers<kMaxCluster / 2>(bin, peers) : add_peers<kMaxCluster>(bin, peers);
+__device__ __forceinline__ uint32_t add_up(const Peers& peers, uint32_t bin) {
+  return peers.count <= kMaxCluster / 2 ? add_peers<kMaxCluster / 2>(peers, bin) : add_peers<kMaxCluster>(peers, bin);
 }
 
-/// The bin that holds the k-th best of what the bins hold, k >= 1. Ends with a barrier of the block.
-__device__ __forceinline__ PickFound find_bin(PickShared& s, const uint32_t* bins, const Peers& peers, uint32_t k) {
+/// The bin that holds the k-th best of what the blocks' bins hold, k >= 1, behind share_bins. Ends with a barrier of the
+/// block.
+__device__ __forceinline__ PickFound find_bin(PickShared& s, const Peers& peers, uint32_t k) {
   const uint32_t bin = kPickBins - 1 - threadIdx.x, warp = threadIdx.x / 32;  // thread 0: the highest
-  const uint32_t inside = add_up(bins + bin, peers), sum = sum_lanes_up(inside);
+  const uint32_t inside = add_up(peers, bin), sum = sum_lanes_up(inside);
   if (threadIdx.x % 32 == 31) s.warps[warp] = sum;
   if (threadIdx.x == 0) s.found = {0, 0, 0};
   __syncthreads();
@@ -78,8 +105,8 @@ struct OwnCut {
   Marks marks;
   uint32_t of_peer;
 };
-__device__ __forceinline__ uint32_t ask_peer(const uint32_t* bin, const Peers& peers) {
-  return threadIdx.x < peers.count ? load_peer(peer_address(bin, threadIdx.x)) : 0;
+__device__ __forceinline__ uint32_t of_peer(const Peers& peers, uint32_t bin) {
+  return threadIdx.x < peers.count ? peers.bins[threadIdx.x * kPickBins + bin] : 0;
 }
 
 /// By digits of the order, from all keys of the row on, behind a round with the first bins.
@@ -88,30 +115,26 @@ static __device__ __noinline__ OwnCut cut_by_key(PickPart p, uint32_t k) {
   KeyBins in{kNanKey, kInfinityKey, 23};
   static_assert((kInfinityKey - kNanKey) >> 23 < kPickBins);
   PickCut cut{0, k, 0};
-  uint32_t* bins = nullptr;
-  for (int turn = 1;; turn ^= 1) {
-    bins = p.s.bins[turn];
-    bins[threadIdx.x] = 0;
-    __syncthreads();
-    count_by_key(p.slice, p.vectors, in, bins);
+  while (true) {
+    p.s.bins[threadIdx.x] = 0;
     p.peers.meet();
-    const PickFound found = find_bin(p.s, bins, p.peers, cut.need);
+    count_by_key(p.slice, p.vectors, in, p.s.bins);
+    share_bins<true>(p.s, p.peers);
+    const PickFound found = find_bin(p.s, p.peers, cut.need);
     cut = {found.inside, cut.need - found.above, found.bin};
     in.low += found.bin << in.shift;
     in.high = min(in.high, in.low + ((1u << in.shift) - 1));
     if (cut.settled() || in.shift == 0) break;
     in.shift = max(in.shift - 9, 0);
   }
-  const uint32_t of_peer = ask_peer(bins + cut.bin, p.peers);
-  return {cut, mark_by_key(p.slice, p.vectors, in), of_peer};
+  return {cut, mark_by_key(p.slice, p.vectors, in), of_peer(p.peers, cut.bin)};
 }
-/// By bins that were guessed and counted, if the cut is in one of few keys.
+/// By bins that were guessed, counted and shared, if the cut is in one of few keys.
 __device__ __forceinline__ OwnCut find_cut(const PickPart& p, const LinearBins& bins, uint32_t k) {
-  const PickFound found = find_bin(p.s, p.s.bins[0], p.peers, k);
+  const PickFound found = find_bin(p.s, p.peers, k);
   const PickCut cut{found.inside, k - found.above, found.bin};
   if (found.inside == 0 || !cut.settled()) return cut_by_key(p, k);
-  const uint32_t of_peer = ask_peer(p.s.bins[0] + cut.bin, p.peers);
-  return {cut, mark_linear(p.slice, p.vectors, bins, cut.bin), of_peer};
+  return {cut, mark_linear(p.slice, p.vectors, bins, cut.bin), of_peer(p.peers, cut.bin)};
 }
 
 /// Of the cut's bin, which of the candidates win; all of them are there. Ends with a barrier of the block.
@@ -149,7 +172,7 @@ __device__ __forceinline__ bool wins_inside(const PickShared& s, const PickCut& 
 struct Before {
   uint32_t above, inside;
 };
-/// Tells the peers what is above and inside of this block. Two barriers inside, the second of the cluster.
+/// Tells the peers what is above and inside of this block, and waits for what they tell. A barrier of the block inside.
 __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& own) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t mine = __popc(own.marks.above) | static_cast<uint32_t>(__popc(own.marks.inside)) << 16;
@@ -162,7 +185,9 @@ __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& ow
   __syncthreads();
   const uint32_t before = sum_of(p.s.warps, warp) + sum - mine, all = sum_of(p.s.warps, kPickWarps);
   Before at{before & 0xFFFFu, p.s.inside_before + (before >> 16)};
-  if (threadIdx.x < p.peers.count) store_peer(peer_address(p.s.above + p.peers.rank, threadIdx.x), all & 0xFFFFu);
+  if (threadIdx.x < p.peers.count)
+    send_peer(peer_address(p.s.above + p.peers.rank, threadIdx.x), all & 0xFFFFu,
+              peer_address(&p.s.row_told, threadIdx.x));
   uint32_t number = at.inside;
   for (uint32_t rest = own.cut.ranks() ? own.marks.inside : 0; rest != 0; rest &= rest - 1, ++number) {
     const uint32_t bit = __ffs(static_cast<int>(rest)) - 1, word = p.slice.first_word() + bit;
@@ -170,9 +195,10 @@ __device__ __forceinline__ Before tell_peers(const PickPart& p, const OwnCut& ow
     const uint64_t entry = key << 32 | ~static_cast<uint32_t>(p.slice.origin + static_cast<int32_t>(word));
 #pragma unroll 1
     for (uint32_t peer = 0; peer < p.peers.count; ++peer)
-      store_peer(peer_address(p.s.candidates + number, peer), entry);
+      send_peer(peer_address(p.s.candidates + number, peer), entry, peer_address(&p.s.row_told, peer));
   }
-  p.peers.meet();
+  if (threadIdx.x == 0) arrive_expecting(&p.s.row_told, p.peers.count * 4 + (own.cut.ranks() ? own.cut.inside * 8 : 0));
+  wait_soon_at(&p.s.row_told, p.peers.parity);
   at.above += sum_of(p.s.above, p.peers.rank);
   return at;
 }

@@ -22,11 +22,11 @@ struct PickFound {
 };
 
 struct PickShared {
-  uint32_t
-      bins[2]
-          [kPickBins +
-           4];  ///< in turns: peers may still read those of the round before. A row begins with 0; 4: what is in none
-  uint64_t candidates[kPickCandidates];
+  union {
+    uint32_t bins[kPickBins + 4];          ///< of this block; 4: what is in none
+    uint64_t candidates[kPickCandidates];  ///< peers send them when they have all bins
+  };
+  uint64_t bins_told, row_told;  ///< barriers for what peers send: bins; above and candidates. A phase a row
   float4 moments[kPickWarps];
   uint32_t warps[kPickWarps];
   uint32_t above[kMaxCluster];  ///< keys above the cut's bin, of each block
@@ -133,12 +133,14 @@ struct LinearBins {
   float scale, offset;
   __device__ __forceinline__ float place(uint32_t raw) const { return __fmaf_rn(__uint_as_float(raw), scale, offset); }
 };
-/// Bounds about where the k-th best of n would be, were they normal; the last bin is open. m: sum, squares and number of
-/// some of them.
-__device__ __forceinline__ LinearBins bins_of(float3 m, uint32_t k, uint32_t n) {
-  if (m.z == 0.0f) return {0.0f, 0.0f};
+/// Deviations from the mean to where the k-th best of n would be, were they normal.
+__device__ __forceinline__ float quantile_of(uint32_t k, uint32_t n) {
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(n));
-  const float quantile = upper_quantile(fminf(fmaxf(share, 1e-6f), 1.0f - 1e-6f));
+  return upper_quantile(fminf(fmaxf(share, 1e-6f), 1.0f - 1e-6f));
+}
+/// Bounds about there; the last bin is open. m: sum, squares and number of some of the scores.
+__device__ __forceinline__ LinearBins bins_of(float3 m, float quantile) {
+  if (m.z == 0.0f) return {0.0f, 0.0f};
   const float each = __fdividef(1.0f, m.z), mean = m.x * each, variance = m.y * each - mean * mean;
   float deviation = variance > 0.0f ? variance * rsqrtf(variance) : 0.0f;
   deviation = fmaxf(deviation, fmaxf(fabsf(mean) * 1e-5f, 1e-30f));
@@ -149,6 +151,7 @@ __device__ __forceinline__ LinearBins bins_of(float3 m, uint32_t k, uint32_t n) 
 /// The same from a sample that all blocks of the cluster read alike. Ends with a barrier of the block.
 __device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* scores, uint32_t n, uint32_t k) {
   const float sample = __ldg(scores + threadIdx.x * n / kPickThreads);
+  const float quantile = quantile_of(k, n);  // while the sample is on its way
   const bool counts = fabsf(sample) < 1e15f;
   const uint32_t lane = threadIdx.x % 32;
   float4 m{counts ? sample : 0.0f, counts ? sample * sample : 0.0f, 0.0f, 0.0f};
@@ -164,7 +167,7 @@ __device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* sco
     m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
     m.z += __shfl_xor_sync(~0u, m.z, step);
   }
-  return bins_of({m.x, m.y, m.z}, k, n);
+  return bins_of({m.x, m.y, m.z}, quantile);
 }
 /// A thread of one vector adds all four without a branch; one of more looks for those that are in a bin first.
 __device__ __forceinline__ void count_linear(const Slice& s, const uint4* vectors, LinearBins bins, uint32_t* counts) {

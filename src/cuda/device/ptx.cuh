@@ -50,6 +50,19 @@ __device__ __forceinline__ uint32_t add_shared(uint32_t* at, uint32_t n) {
                : "memory");
   return before;
 }
+/// If a score, given by its bits, is at least `least`: its bits to shared address `to`, and `index` to kGap bytes behind
+/// it; then to the next word. Four instructions without a branch. Of one's own words: nothing else is ordered by it.
+template <int kGap>
+__device__ __forceinline__ void store_over(uint32_t& to, uint32_t bits, float least, uint32_t index) {
+  asm volatile(
+      "{ .reg .pred p; setp.ge.f32 p, %1, %2;\n"
+      "@p st.shared.f32 [%0], %1; @p st.shared.u32 [%0 + %4], %3; @p add.u32 %0, %0, 4; }"
+      : "+r"(to)
+      : "f"(__uint_as_float(bits)), "f"(least), "r"(index), "n"(kGap)
+      : "memory");
+}
+/// A hint: the line is asked for, and nothing waits.
+__device__ __forceinline__ void prefetch_to_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 /// Behind it the number is there.
 __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

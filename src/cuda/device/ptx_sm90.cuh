@@ -60,6 +60,18 @@ __device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) {
 __device__ __forceinline__ void wait_at(uint64_t* barrier, uint32_t parity) {
   wait_at(shared_address(barrier), parity);
 }
+/// The same, without sleep: what is waited for is near.
+__device__ __forceinline__ void wait_soon_at(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{ .reg .pred p; wait_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra wait_%=; }" ::"r"(
+          shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+/// Barriers that were initialised are so for the cluster's other blocks, behind its next barrier.
+__device__ __forceinline__ void fence_new_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 /// A tensor map (a kernel's parameter) is about to be used.
 __device__ __forceinline__ void prefetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -173,16 +185,28 @@ __device__ __forceinline__ uint32_t peer_address(const void* p, uint32_t rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
   return address;
 }
-__device__ __forceinline__ uint32_t load_peer(uint32_t address) {
-  uint32_t value;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
+__device__ __forceinline__ void store_peer(uint32_t address, uint4 value) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
 }
-__device__ __forceinline__ void store_peer(uint32_t address, uint32_t value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+/// Stores to a peer's shared memory which its barrier (both are peer_address of it) counts as bytes: who waits there sees
+/// them, and no block waits for others to have read or written more than that.
+__device__ __forceinline__ void send_peer(uint32_t address, uint32_t value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address), "r"(value),
+               "r"(barrier)
+               : "memory");
 }
-__device__ __forceinline__ void store_peer(uint32_t address, uint64_t value) {
-  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
+__device__ __forceinline__ void send_peer(uint32_t address, uint64_t value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(address), "l"(value),
+               "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void send_peer(uint32_t address, uint4 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+      : "memory");
 }
 
 #ifdef TOPKEY_HAS_WGMMA

@@ -81,11 +81,19 @@ __device__ __forceinline__ BinRange range_of_sample(QuickShared& s, bool live, f
   for (int step = 16; step > 0; step /= 2) {
     sum += __shfl_xor_sync(~0u, sum, step), squares += __shfl_xor_sync(~0u, squares, step);
   }
-  const uint32_t lane = threadIdx.x & 31;
-  const float number = static_cast<float>(__popc(__ballot_sync(~0u, counts)));
-  if (lane == 0) s.moments[threadIdx.x / 32] = {sum, squares, number, 0.0f};
+  const uint32_t lane = threadIdx.x & 31, counting = __ballot_sync(~0u, counts);
+  const float one = __shfl_sync(~0u, x, counting == 0 ? 0 : __ffs(static_cast<int>(counting)) - 1);
+  const bool same = __all_sync(~0u, !counts || x == one) && counting != 0;
+  if (lane == 0)
+    s.moments[threadIdx.x / 32] = {sum, squares, static_cast<float>(__popc(counting)),
+                                   same ? one : __uint_as_float(kCanonicalNan)};
   named_barrier(7, kQuickThreads);
   float4 m = s.moments[lane % (kQuickThreads / 32)];
+  const float first = __shfl_sync(~0u, m.w, 0);
+  if (__all_sync(~0u, m.w == first)) {  // about the only number of the sample, in steps that tell it from the next one
+    const float around = fmaxf(fabsf(first) * 1e-5f, 1e-30f);
+    return {first - around, fminf(__fdividef(kQuickBins / 2.0f, around), 1e30f)};
+  }
 #pragma unroll
   for (int step = kQuickThreads / 64; step > 0; step /= 2) {
     m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);

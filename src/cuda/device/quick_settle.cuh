@@ -64,7 +64,9 @@ __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, Qu
   }
   h.sync();
   cut.low = room.edges[0], cut.high = room.edges[1] - 1;
-  do {
+  // Where all scores are equal, bins are so narrow that one holds a single number: a round would say no more.
+  bool open = cut.inside <= kQuickCandidates || cut.low < cut.high;
+  while (open) {
     const int shift = max(0, 22 - __clz(static_cast<int>(cut.high - cut.low)));  // width >> shift < kQuickBins
     meet();  // nobody reads the bins of the round before any more
     for (uint32_t b = h.thread(); b < kQuickBins; b += kHalf) {
@@ -82,8 +84,9 @@ __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, Qu
     find_bin<kShared>(h, bins, of_row, cut.need);
     cut.low += room.bin << shift, cut.high = min(cut.high, cut.low + ((1u << shift) - 1));
     cut.inside = room.bin_inside, cut.need -= room.bin_above, cut.place = kShared ? bins[room.bin] : 0;
+    open = cut.inside > kQuickCandidates && cut.need < cut.inside && cut.low < cut.high;
     h.sync();
-  } while (cut.inside > kQuickCandidates && cut.need < cut.inside && cut.low < cut.high);
+  }
   cut.ranks = cut.inside <= kQuickCandidates, cut.ties = !cut.ranks && cut.need < cut.inside;
   if (h.thread() == 0) room.number = steps;  // the caller goes on from there
   h.sync();

@@ -2,7 +2,7 @@
 //
 // Exact selection by one thread block over n keys of any source, in passes that only read: histograms of the order
 // (order.cuh) digit by digit until the k-th key is known, then one pass that hands out the winners in index order. No
-// buffer depends on the data, so none can overflow; ties at the cut go to the lowest indices.
+// buffer depends on the data, so none can overflow; ties at the cut go to the lowest indices. kThreads: of the block.
 // A source has raw(i), what must be read of index i; key_of_raw(raw, i), its number of the order; and how many keys a thread reads at a time: kBatch to count, kEach in a row to hand out.
 #pragma once
 #include "cuda/device/order.cuh"
@@ -64,21 +64,21 @@ struct DigitCounter {
     if (inside) atomicAdd(&bins[(key >> shift) & ((1u << bits) - 1)], 1u);
   }
 };
-template <class Source>
+template <int kThreads, class Source>
 __device__ void count_digit(const Source& source, uint32_t n, const DigitCounter& add) {
   for (int b = threadIdx.x; b < kBins; b += blockDim.x) add.bins[b] = 0;
   __syncthreads();
   constexpr int kBatch = Source::kBatch;  // keys that a thread reads before it looks at the first of them
-  for (uint64_t base = threadIdx.x; base < n; base += kSelectThreads * kBatch) {
+  for (uint64_t base = threadIdx.x; base < n; base += kThreads * kBatch) {
     uint32_t raws[kBatch];
 #pragma unroll
     for (int e = 0; e < kBatch; ++e) {
-      const uint64_t i = base + e * kSelectThreads;
+      const uint64_t i = base + e * kThreads;
       raws[e] = source.raw(static_cast<uint32_t>(i < n ? i : n - 1));  // no branch between reads
     }
 #pragma unroll
     for (int e = 0; e < kBatch; ++e) {
-      const uint64_t i = base + e * kSelectThreads;
+      const uint64_t i = base + e * kThreads;
       add(i < n ? source.key_of_raw(raws[e], static_cast<uint32_t>(i)) : kNotLive);
     }
   }
@@ -86,8 +86,9 @@ __device__ void count_digit(const Source& source, uint32_t n, const DigitCounter
 }
 
 /// The digit in which the k-th largest of the counted keys lies, the keys above it, and those in it.
-__device__ inline void find_digit(uint32_t k, SelectRoom& room) {
-  constexpr int kOwn = kBins / kSelectThreads;
+template <int kThreads>
+__device__ void find_digit(uint32_t k, SelectRoom& room) {
+  constexpr int kOwn = kBins / kThreads;
   // Thread 0 owns the highest digits, so that the sums run from the top.
   const int first = kBins - kOwn * (static_cast<int>(threadIdx.x) + 1);
   uint32_t sum = 0;
@@ -106,15 +107,15 @@ __device__ inline void find_digit(uint32_t k, SelectRoom& room) {
   __syncthreads();
 }
 
-template <class Source>
+template <int kThreads = kSelectThreads, class Source>
 __device__ Cut find_cut(const Source& source, uint32_t n, uint32_t k, SelectRoom& room) {
   constexpr int kShift[3] = {21, 10, 0}, kBits[3] = {11, 11, 10};
   Cut cut{kNotLive, 0, 0, 0, false};
   uint32_t prefix = 0, wanted = k;
 #pragma unroll 1
   for (int digit = 0; digit < 3; ++digit) {
-    count_digit(source, n, DigitCounter{prefix, kShift[digit], kBits[digit], room.bins});
-    find_digit(wanted, room);
+    count_digit<kThreads>(source, n, DigitCounter{prefix, kShift[digit], kBits[digit], room.bins});
+    find_digit<kThreads>(wanted, room);
     if (digit == 0) {
       cut.live = room.total;
       cut.count = cut.live < k ? cut.live : k;
@@ -135,11 +136,11 @@ __device__ Cut find_cut(const Source& source, uint32_t n, uint32_t k, SelectRoom
 }
 
 /// emit(j, i) for each winner, j its number in index order. All threads return together.
-template <class Source, class Emit>
+template <int kThreads = kSelectThreads, class Source, class Emit>
 __device__ void hand_out(const Source& source, uint32_t n, const Cut& cut, SelectRoom& room, const Emit& emit) {
   constexpr int kEach = Source::kEach;  // keys that a thread takes at a time
   uint32_t above = 0, equal = 0;
-  for (uint64_t base = 0; base < n; base += kSelectThreads * kEach) {
+  for (uint64_t base = 0; base < n; base += kThreads * kEach) {
     const uint64_t first = base + threadIdx.x * kEach;
     uint32_t wins = 0, ties = 0;  // a bit for each of this thread's keys
     uint32_t raws[kEach];
