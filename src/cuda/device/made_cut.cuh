@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// The cut of a row whose values the blocks of a cluster have made themselves and keep, kNotLiveScore where there is none
+// (device/pick_cut.cuh says how a cut is found): bounds of the bins come from all values, not from a sample.
+#pragma once
+#include "cuda/device/pick_cut.cuh"
+
+namespace topkey::cuda {
+
+struct MadeShared {
+  PickShared pick;
+  float4 of_warps[kPickWarps];
+  float4 of_peers[kMaxCluster];
+};
+static_assert(sizeof(MadeShared) % sizeof(uint4) == 0);
+
+/// What a lane's values add up to: sum, squares and number of finite ones; all that are live.
+struct MadeSums {
+  float4 of{0.0f, 0.0f, 0.0f, 0.0f};
+  __device__ __forceinline__ void add(float value, bool live) {
+    const bool counts = live && fabsf(value) < 1e15f;
+    const float x = counts ? value : 0.0f;
+    of.x += x, of.y += x * x, of.z += counts ? 1.0f : 0.0f, of.w += live ? 1.0f : 0.0f;
+  }
+};
+
+[[maybe_unused]] __device__ __forceinline__ float4 add_made_lanes(float4 m, int from) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    if (step > from) continue;
+    m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
+    m.z += __shfl_xor_sync(~0u, m.z, step), m.w += __shfl_xor_sync(~0u, m.w, step);
+  }
+  return m;
+}
+/// What all blocks' lanes add up to, the same in all: a barrier of the block, then one of the cluster. All threads have
+/// arrived at the cluster's barrier before.
+[[maybe_unused]] __device__ __forceinline__ float4 add_made(MadeShared& s, const Peers& peers, const MadeSums& sums) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float4 m = add_made_lanes(sums.of, 16);
+  if (lane == 0) s.of_warps[warp] = m;
+  cluster_wait();  // all blocks have begun
+  __syncthreads();
+  if (warp == 0) {
+    m = add_made_lanes(s.of_warps[lane % kPickWarps], kPickWarps / 2);
+    if (lane < peers.count) {
+      const uint32_t at = peer_address(s.of_peers + peers.rank, lane);
+      const uint32_t words[4] = {__float_as_uint(m.x), __float_as_uint(m.y), __float_as_uint(m.z),
+                                 __float_as_uint(m.w)};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) store_peer(at + 4 * w, words[w]);
+    }
+  }
+  peers.meet();
+  const float4 none{0.0f, 0.0f, 0.0f, 0.0f};
+  return add_made_lanes(lane < peers.count ? s.of_peers[lane] : none, 16);
+}
+
+/// All live values win: the marks of a cut that has none inside.
+[[maybe_unused]] static __device__ __noinline__ OwnCut all_made(PickPart p) {
+  Marks marks{0, 0};
+  for (uint32_t bit = 0; bit < 4 * p.slice.own(); ++bit)
+    marks.above |= (p.slice.raw(p.vectors, bit) != kNotLiveScore ? 1u : 0u) << bit;
+  return {{0, 0, 0}, marks, 0};
+}
+
+/// The best k >= 1 of the row: put(rank, bit) for this thread's winners, ascending. Returns how many there are in all. The
+/// bins of the first round are 0, and the block's values are written, each by a thread of it.
+template <class Put>
+__device__ __forceinline__ uint32_t pick_made(MadeShared& s, const PickPart& p, const MadeSums& sums, uint32_t k,
+                                              const Put& put) {
+  const float4 all = add_made(s, p.peers, sums);
+  const uint32_t live = static_cast<uint32_t>(all.w);
+  OwnCut own;
+  if (live <= k) {
+    own = all_made(p);
+  } else {
+    const LinearBins bins = bins_of({all.x, all.y, all.z}, k, live);
+    count_linear(p.slice, p.vectors, bins, s.pick.bins[0]);
+    p.peers.meet();
+    own = find_cut(p, bins, k);
+  }
+  const Before before = tell_peers(p, own);
+  if (own.cut.ranks()) rank_candidates(s.pick, own.cut);
+  if ((own.marks.above | own.marks.inside) != 0) each_winner(s.pick, own, before, put);
+  return min(live, k);
+}
+
+}  // namespace topkey::cuda
