@@ -101,8 +101,7 @@ constexpr size_t fixed_bytes() {
 /// Position of entry i, which a kept block has; it may be past the window.
 [[maybe_unused]] __device__ __forceinline__ uint32_t position_of(const AdmittedJob& job, const uint32_t* ids,
                                                                  uint32_t i) {
-  if (job.size_shift >= 0)
-    return (ids[i >> job.size_shift] << job.size_shift) + (i & ((1u << job.size_shift) - 1));
+  if (job.size_shift >= 0) return (ids[i >> job.size_shift] << job.size_shift) + (i & ((1u << job.size_shift) - 1));
   const auto size = static_cast<uint32_t>(job.admitted.size);
   const uint32_t block = i / size;
   return ids[block] * size + (i - block * size);

@@ -372,7 +372,7 @@ constexpr Choice kChoices[4][2] = {{choice_of<32, 3, false>(), choice_of<32, 2, 
                                    {choice_of<64, 3, false>(), choice_of<64, 2, false>()},
                                    {choice_of<32, 3, true>(), choice_of<32, 2, true>()},
                                    {choice_of<64, 3, true>(), choice_of<64, 2, true>()}};
-#define TOPKEY_ENTRY(i)                                                                         \
+#define TOPKEY_ENTRY(i)                                                                        \
   {reinterpret_cast<const void*>(kChoices[i][0].kernel), static_cast<int>(kSharedOfHopper)}, { \
     reinterpret_cast<const void*>(kChoices[i][1].kernel), static_cast<int>(kSharedOfHopper)    \
   }

@@ -20,11 +20,11 @@ enum class From : int32_t { given, kept, plain_maxima, maxima };
 
 struct BlockJob {
   From from;
-  LookParams look;      ///< windows of rows with given scores
+  LookParams look;       ///< windows of rows with given scores
   const RowFact* facts;  ///< of kept ones, and of rows with maxima
-  PlainDecode plain;    ///< ends of plain rows with maxima
-  const float* scores;  ///< row 0's
-  int64_t step;         ///< from row to row
+  PlainDecode plain;     ///< ends of plain rows with maxima
+  const float* scores;   ///< row 0's
+  int64_t step;          ///< from row to row
   int32_t* ids;
   int64_t ids_row;
   int32_t columns, rows, block_size;
@@ -90,7 +90,8 @@ static_assert(sizeof(BlockShared) % sizeof(uint4) == 0);
 [[maybe_unused]] __device__ __noinline__ uint32_t best_of(const BlockRow& row, uint32_t j) {
   const int64_t begin = int64_t{j} * row.each - row.lead;
   const uint32_t first = begin < 0 ? 0 : static_cast<uint32_t>(begin);
-  const uint32_t last = static_cast<uint32_t>(min(static_cast<long long>(begin + row.each), static_cast<long long>(row.n)));
+  const uint32_t last =
+      static_cast<uint32_t>(min(static_cast<long long>(begin + row.each), static_cast<long long>(row.n)));
   float best = __uint_as_float(kCanonicalNan);
   bool lives = false;
   for (uint32_t i = first; i < last; ++i) {
@@ -148,8 +149,8 @@ __device__ __forceinline__ MadeSums make_values(const BlockRow& row, const Slice
 [[maybe_unused]] __device__ __forceinline__ MadeSums make_all_values(const BlockRow& row, const Slice& slice,
                                                                      uint4* vectors) {
   if (row.each == 1 && !row.given) return make_values<Each::one>(row, slice, vectors);
-  const bool eights = row.each == 8 && row.lead == 0 && reinterpret_cast<uintptr_t>(row.scores) % 16 == 0 &&
-                      row.n / 8 >= row.values;
+  const bool eights =
+      row.each == 8 && row.lead == 0 && reinterpret_cast<uintptr_t>(row.scores) % 16 == 0 && row.n / 8 >= row.values;
   return eights ? make_values<Each::eight>(row, slice, vectors) : make_values<Each::any>(row, slice, vectors);
 }
 

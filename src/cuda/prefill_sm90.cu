@@ -405,9 +405,9 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
 #endif
 }
 
-#define TOPKEY_ENTRY(H)                                                                            \
+#define TOPKEY_ENTRY(H)                                                                             \
   {reinterpret_cast<const void*>(&prefill_fp8_sm90<H, false>), static_cast<int>(kPrefillShared)}, { \
-    reinterpret_cast<const void*>(&prefill_fp8_sm90<H, true>), static_cast<int>(kPrefillShared)    \
+    reinterpret_cast<const void*>(&prefill_fp8_sm90<H, true>), static_cast<int>(kPrefillShared)     \
   }
 const KernelEntry kEntries[] = {TOPKEY_ENTRY(32), TOPKEY_ENTRY(64), TOPKEY_ENTRY(128)};
 template <bool kPublish>
@@ -477,7 +477,8 @@ bool shape_suits(const Shape& shape) {
 /// Whether blocks are published from here: their maxima fit for so many rows that no half of the SMs is idle.
 bool blocks_suit(const Shape& shape, const Rows& rows, const Selection& out) {
   return (out.block_size == 8 || out.block_size == 16) && rows.start.data == nullptr && shape.keys > 0 &&
-         rows_with_maxima(shape, out.block_size, kMaxBlocks) >= std::min(shape.rows, 64 * int64_t{tile_rows_of(shape.heads)});
+         rows_with_maxima(shape, out.block_size, kMaxBlocks) >=
+             std::min(shape.rows, 64 * int64_t{tile_rows_of(shape.heads)});
 }
 
 }  // namespace
@@ -491,9 +492,10 @@ bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, co
   // Rows of requests told by next_n alone are a decode step's, few of which share keys.
   const bool share = !keys.paged || rows.request.data != nullptr || rows.q_indptr.data != nullptr;
   return shape_suits(shape) && share && !keys.table_per_row && shape.topk > 0 && shape.topk <= kPrefillTopk &&
-         shape.candidates < 0 && (shape.blocks == 0 || blocks_suit(shape, rows, out)) && !shape.whole && keys.count < INT32_MAX - 256 &&
-         out.scores.data == nullptr && out.order != Order::score && admit.mask.data == nullptr &&
-         admit.force_first == 0 && admit.force_last == 0 && alignment_of(keys) == 16 && make_boxes(keys, boxes);
+         shape.candidates < 0 && (shape.blocks == 0 || blocks_suit(shape, rows, out)) && !shape.whole &&
+         keys.count < INT32_MAX - 256 && out.scores.data == nullptr && out.order != Order::score &&
+         admit.mask.data == nullptr && admit.force_first == 0 && admit.force_last == 0 && alignment_of(keys) == 16 &&
+         make_boxes(keys, boxes);
 }
 
 void prefill(const Shape& shape, const LookParams& look_at, const Query& q, const KeyBoxes& boxes,
@@ -521,8 +523,8 @@ void prefill(const Shape& shape, const LookParams& look_at, const Query& q, cons
     look(params, Group{row, job.rows, 0, 0}, launch);
     // Units in absent pages are not scored: their blocks have no live key.
     if (publishes && job.keys.paged)
-      TOPKEY_CUDA_CHECK(cudaMemsetAsync(room.maxima, 0xFF, static_cast<size_t>(job.rows * job.maxima.step) * 4,
-                                        launch.stream()));
+      TOPKEY_CUDA_CHECK(
+          cudaMemsetAsync(room.maxima, 0xFF, static_cast<size_t>(job.rows * job.maxima.step) * 4, launch.stream()));
     kernel<<<static_cast<unsigned>(blocks), kPrefillThreads, kPrefillShared, launch.stream()>>>(job);
     TOPKEY_CUDA_LAUNCHED("prefill_fp8_sm90");
     if (publishes)

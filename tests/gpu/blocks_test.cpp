@@ -134,8 +134,8 @@ std::string Blocks::check_admitted(const BlockCase& c, Tally& tally) const {
     Answer of_ref(outputs_of(c));
     std::memset(of_ref.data(), 0xA5, of_ref.size() * 4);
     const DecodeData& d = m.data;
-    PagedMqaTopk call = call_over(c, {d.q.view(), d.weights.view(), d.pages.view(), d.table.view(), d.ends.view()},
-                                  of_ref.data());
+    PagedMqaTopk call =
+        call_over(c, {d.q.view(), d.weights.view(), d.pages.view(), d.table.view(), d.ends.view()}, of_ref.data());
     call.admit.candidates = m.ids.view(), call.admit.candidate_block_size = c.block_size;
     run(call, on("ref"));
     wrong = difference("against ref", of_ref, want, step_of(c));
@@ -232,7 +232,8 @@ TEST_P(Blocks, PublishedEveryPattern) {
   for (int32_t scales = 0; scales < kNumScales; ++scales) {
     BlockCase c;
     c.scales = scales, c.seed = 40 + static_cast<uint64_t>(scales), c.topk = 512;
-    c.rows = scales % 2 == 0 ? 1 : 5, c.context = scales % 2 == 0 ? 60000 : 9000, c.blocks = scales % 2 == 0 ? 2048 : 300;
+    c.rows = scales % 2 == 0 ? 1 : 5, c.context = scales % 2 == 0 ? 60000 : 9000,
+    c.blocks = scales % 2 == 0 ? 2048 : 300;
     c.heads = scales % 3 == 0 ? 64 : 32, c.block_size = scales % 5 == 0 ? 16 : 8;
     c.lengths = scales % 2 == 0 ? Lengths::equal : Lengths::edges;
     expect_published(c, tally);
@@ -255,6 +256,76 @@ TEST_P(Blocks, PublishedEverySize) {
       expect_published(c, tally);
     }
   }
+}
+
+/// Many rows that share keys. As above: blocks of the call that also forces a key, the answer of the call without blocks.
+class PublishedByPrefill : public Blocks {
+ protected:
+  struct Wanted {
+    int64_t blocks;
+    int32_t size, topk, sms;
+  };
+  void check(const Problem& p, const Wanted& w, Tally& tally) const {
+    if (p.spec.paged) {
+      compare(p.paged_search(w.topk, {}), p, w, tally);
+    } else {
+      compare(p.dense_search(w.topk, {}), p, w, tally);
+    }
+  }
+
+ private:
+  template <class Args>
+  void compare(Args args, const Problem& p, const Wanted& w, Tally& tally) const {
+    const auto answer = [&](bool published, bool forced) {
+      const Array indices(DType::i32, {p.count(), w.topk}), blocks(DType::i32, {p.count(), w.blocks});
+      std::memset(indices.as<uint8_t>(), 0xA5, indices.bytes()),
+          std::memset(blocks.as<uint8_t>(), 0xA5, blocks.bytes());
+      args.out.indices = indices.view(), args.admit.force_first = forced ? 1 : 0;
+      args.out.blocks = published ? blocks.view() : Tensor{}, args.out.block_size = published ? w.size : 0;
+      Exec exec = on(GetParam());
+      exec.max_sms = w.sms;
+      if (tally.runs(args, exec, GetParam())) run(args, exec);
+      return std::pair(Answer(indices.as<int32_t>(), indices.as<int32_t>() + indices.size()),
+                       Answer(blocks.as<int32_t>(), blocks.as<int32_t>() + blocks.size()));
+    };
+    const auto got = answer(true, false);
+    const std::string text = p.text() + ", " + std::to_string(w.blocks) + " of " + std::to_string(w.size);
+    EXPECT_EQ(difference("indices", answer(false, false).first, got.first, w.topk), "") << text;
+    EXPECT_EQ(difference("blocks", answer(true, true).second, got.second, w.blocks), "") << text;
+  }
+};
+
+TEST_P(PublishedByPrefill, EveryPattern) {
+  Tally tally("blocks published by prefill, patterns");
+  int32_t turn = 0;
+  for (const Pattern pattern : all_patterns()) {
+    ProblemSpec spec;
+    constexpr int32_t kHeads[] = {64, 8, 128};
+    spec.heads = kHeads[turn % 3], spec.head_dim = 128, spec.rows = 261 + turn, spec.keys = turn % 2 == 0 ? 6001 : 2300;
+    spec.pattern = pattern, spec.exact = pattern != Pattern::normal;
+    spec.windows = turn % 4 == 0 ? Windows::full : Windows::causal;
+    const int32_t sms = turn % 5 == 0 ? 7 : 0;
+    check(make_problem(spec), {turn % 2 == 0 ? 300 : 1000, turn % 3 == 0 ? 16 : 8, turn % 2 == 0 ? 2048 : 300, sms},
+          tally);
+    ++turn;
+  }
+}
+
+TEST_P(PublishedByPrefill, PagesRequestsAndGroupsOfRows) {
+  Tally tally("blocks published by prefill, pages");
+  for (const Windows windows : {Windows::causal, Windows::wild}) {
+    ProblemSpec spec;
+    spec.heads = 64, spec.head_dim = 128, spec.rows = 307, spec.keys = 5000, spec.windows = windows;
+    spec.paged = true, spec.requests = 5, spec.page_size = 64;
+    const Problem p = make_problem(spec);
+    check(p, {200, 8, 600, 0}, tally);
+    // Pages that do not exist.
+    for (int64_t b = 0; b < 5; ++b) *(p.block_table.as<int32_t>() + b * p.block_table.view().stride[0] + 3) = -7;
+    check(p, {200, 16, 600, 0}, tally);
+  }
+  ProblemSpec spec;  // more rows than maxima fit at a time
+  spec.heads = 32, spec.head_dim = 128, spec.rows = 1400, spec.keys = 40000, spec.windows = Windows::causal;
+  check(make_problem(spec), {2048, 8, 512, 0}, tally);
 }
 
 /// select_blocks as backend ref does it: windows that begin anywhere, special values, strides.
@@ -301,6 +372,7 @@ TEST_P(Blocks, OfGivenScores) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(Backends, PublishedByPrefill, ::testing::ValuesIn(gpu_backends()), backend_label);
 INSTANTIATE_TEST_SUITE_P(Backends, Blocks, ::testing::ValuesIn(gpu_backends()), backend_label);
 
 }  // namespace

@@ -45,8 +45,8 @@ struct PrefillJob {
   int32_t rows, tiles;
   int heads, query_alignment;
   int32_t turn;
-  int page_shift;   ///< log2 of the page size; -1: not a power of two
-  uint32_t length;  ///< most entries of a column
+  int page_shift;      ///< log2 of the page size; -1: not a power of two
+  uint32_t length;     ///< most entries of a column
   BlockMaxima maxima;  ///< of blocks of 8 or 16 keys that begin at position 0
 };
 
