@@ -13,6 +13,7 @@
 #include "cuda/device/prefill_load.cuh"
 #include "cuda/device/prefill_score.cuh"
 #include "cuda/pick_blocks_sm90.h"
+#include "cuda/prefill_room.h"
 #include "cuda/prefill_sm90.h"
 #include "cuda/stages.h"
 #include "cuda/tuning.h"
@@ -417,47 +418,6 @@ auto kernel_of(int heads) {
                        : prefill_fp8_sm90<128, kPublish>;
 }
 
-constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
-
-int tile_rows_of(int64_t heads) { return kPrefillGroups * group_rows_of(padded_heads(static_cast<int>(heads))); }
-int64_t tiles_of(int64_t rows, int64_t heads) {
-  return (std::min(rows, kGroupRows) + tile_rows_of(heads) - 1) / tile_rows_of(heads);
-}
-
-struct PrefillRoom {
-  RowFact* facts;
-  uint32_t* next;
-  uint2* lists;
-  float* maxima;
-  size_t list_bytes, bytes;
-};
-/// Most maxima at a time.
-int64_t most_maxima(const Shape& shape) {
-  return shape.blocks > 0 ? std::min(std::min(shape.rows, kGroupRows) * (shape.keys / 8 + 64), kPrefillMaxima) : 0;
-}
-PrefillRoom room_of(const Shape& shape, void* workspace) {
-  const int64_t rows = std::min(shape.rows, kGroupRows);
-  const size_t facts = (static_cast<size_t>(rows) * sizeof(RowFact) + 255) / 256 * 256;
-  const int64_t blocks = std::min(tiles_of(shape.rows, shape.heads), kMaxBlocks);
-  const int64_t wanted = (blocks + 1) * tile_rows_of(shape.heads) * kListLength * kListColumns * int64_t{sizeof(uint2)};
-  uint8_t* base = static_cast<uint8_t*>(workspace);
-  const size_t lists = static_cast<size_t>(
-      std::min(wanted, shape.blocks > 0 ? kPrefillListBytes - kPrefillMaxima * 4 : kPrefillListBytes));
-  return {reinterpret_cast<RowFact*>(base),
-          reinterpret_cast<uint32_t*>(base + facts),
-          reinterpret_cast<uint2*>(base + facts + 256),
-          reinterpret_cast<float*>(base + facts + 256 + lists),
-          lists,
-          facts + 256 + lists + static_cast<size_t>(most_maxima(shape)) * 4};
-}
-/// Blocks of a row, with those that its last unit may begin.
-int64_t maxima_step(const Shape& shape, int32_t block_size) { return (shape.keys + 63) / 64 * 64 / block_size; }
-/// Rows whose maxima fit: a tile for each SM or a multiple of that, if there is room.
-int64_t rows_with_maxima(const Shape& shape, int32_t block_size, int64_t sms) {
-  const int64_t rows = tile_rows_of(shape.heads), fit = most_maxima(shape) / maxima_step(shape, block_size) / rows;
-  return std::min((fit > sms ? fit / sms * sms : fit) * rows, kGroupRows);
-}
-
 /// Deals out the room of the lists to the thread blocks. A thread counts on in the lower half of an address, so no block's
 /// lists may lie across a multiple of 4 GiB: the room of one block more lets those behind begin there.
 void deal_lists(PrefillJob& job, const PrefillRoom& room, int64_t blocks) {
@@ -477,7 +437,7 @@ bool shape_suits(const Shape& shape) {
 /// Whether blocks are published from here: their maxima fit for so many rows that no half of the SMs is idle.
 bool blocks_suit(const Shape& shape, const Rows& rows, const Selection& out) {
   return (out.block_size == 8 || out.block_size == 16) && rows.start.data == nullptr && shape.keys > 0 &&
-         rows_with_maxima(shape, out.block_size, kMaxBlocks) >=
+         rows_with_maxima(shape, out.block_size, kPrefillBlocks) >=
              std::min(shape.rows, 64 * int64_t{tile_rows_of(shape.heads)});
 }
 
@@ -485,7 +445,7 @@ bool blocks_suit(const Shape& shape, const Rows& rows, const Selection& out) {
 
 KernelList prefill_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
-size_t prefill_bytes(const Shape& shape) { return shape_suits(shape) ? room_of(shape, nullptr).bytes : 0; }
+size_t prefill_bytes(const Shape& shape) { return shape_suits(shape) ? prefill_room(shape, nullptr).bytes : 0; }
 
 bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, const Rows& rows, const Admit& admit,
                    const Selection& out, KeyBoxes* boxes) {
@@ -500,7 +460,7 @@ bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, co
 
 void prefill(const Shape& shape, const LookParams& look_at, const Query& q, const KeyBoxes& boxes,
              const Emission& emission, void* workspace, const Launch& launch) {
-  const PrefillRoom room = room_of(shape, workspace);
+  const PrefillRoom room = prefill_room(shape, workspace);
   const Selection& out = emission.out;
   const int page_size = look_at.keys.page_size;
   PrefillJob job{};
@@ -516,7 +476,8 @@ void prefill(const Shape& shape, const LookParams& look_at, const Query& q, cons
   for (int64_t row = 0; row < shape.rows; row += rows) {
     job.first_row = row, job.rows = static_cast<int32_t>(std::min(rows, shape.rows - row));
     job.tiles = (job.rows + tile_rows_of(job.heads) - 1) / tile_rows_of(job.heads);
-    const int64_t blocks = std::min({static_cast<int64_t>(launch.sms()), static_cast<int64_t>(job.tiles), kMaxBlocks});
+    const int64_t blocks =
+        std::min({static_cast<int64_t>(launch.sms()), static_cast<int64_t>(job.tiles), kPrefillBlocks});
     deal_lists(job, room, blocks);
     LookParams params = look_at;
     params.facts = room.facts, params.taken = room.next;
