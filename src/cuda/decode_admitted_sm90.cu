@@ -46,21 +46,43 @@ constexpr size_t fixed_bytes() {
   return 1024 + kGroups * kStages * kTileKeys * kCodePitch + kHeads * (kCodePitch + 4) + sizeof(AdmittedShared);
 }
 
-/// Ids of the row: those in the window, which has `blocks`, and kNoBlock in place of others, which `kept` does not count.
-/// True if they ascend, all kNoBlock behind them.
-[[maybe_unused]] __device__ __forceinline__ bool read_ids(const AdmittedJob& job, int32_t row, uint32_t blocks,
-                                                          uint32_t* ids, uint32_t* kept) {
+/// Ids of the row, as given: of each turn of all threads one, and the next.
+struct IdBatch {
+  static constexpr int kTurns = 4;
+  uint32_t id[kTurns], next[kTurns];
+};
+/// From id `base` on. All loads are under way at once: nothing is waited for, no branch.
+[[maybe_unused]] __device__ __forceinline__ IdBatch load_ids(const AdmittedJob& job, int32_t row, uint32_t base) {
   const auto* from = reinterpret_cast<const uint32_t*>(job.admitted.ids) + row * job.admitted.step;
+  const uint32_t last = static_cast<uint32_t>(job.admitted.count) - 1;
+  IdBatch batch;
+#pragma unroll
+  for (int e = 0; e < IdBatch::kTurns; ++e) {
+    const uint32_t i = base + e * kPickThreads + threadIdx.x;
+    batch.id[e] = __ldg(from + min(i, last)), batch.next[e] = __ldg(from + min(i + 1, last));
+  }
+  return batch;
+}
+/// Those in the window, which has `blocks`, and kNoBlock in place of others, which `kept` does not count. True if they
+/// ascend, all kNoBlock behind them.
+[[maybe_unused]] __device__ __forceinline__ bool keep_ids(const AdmittedJob& job, int32_t row, IdBatch batch,
+                                                          uint32_t blocks, uint32_t* ids, uint32_t* kept) {
   const auto count = static_cast<uint32_t>(job.admitted.count);
   bool ascends = true;
   uint32_t own = 0;
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < job.ids_room; i += kPickThreads) {
-    uint32_t id = i < count ? __ldg(from + i) : kNoBlock, next = i + 1 < count ? __ldg(from + i + 1) : kNoBlock;
-    id = id < blocks ? id : kNoBlock, next = next < blocks ? next : kNoBlock;
-    ids[i] = id;
-    ascends = ascends & ((id < next) | (next == kNoBlock));
-    own += id != kNoBlock;
+#pragma unroll 1
+  for (uint32_t base = 0;;) {
+#pragma unroll
+    for (int e = 0; e < IdBatch::kTurns; ++e) {
+      const uint32_t i = base + e * kPickThreads + threadIdx.x;
+      const uint32_t id = i < count && batch.id[e] < blocks ? batch.id[e] : kNoBlock;
+      const uint32_t next = i + 1 < count && batch.next[e] < blocks ? batch.next[e] : kNoBlock;
+      if (i < job.ids_room) ids[i] = id;
+      ascends = ascends & ((id < next) | (next == kNoBlock)), own += id != kNoBlock;
+    }
+    base += IdBatch::kTurns * kPickThreads;
+    if (base >= job.ids_room) break;
+    batch = load_ids(job, row, base);
   }
   own = __reduce_add_sync(~0u, own);
   if (threadIdx.x % 32 == 0 && own != 0) atomicAdd(kept, own);
@@ -107,17 +129,16 @@ constexpr size_t fixed_bytes() {
   return ids[block] * size + (i - block * size);
 }
 
-/// The row's codes and weights on their way.
+/// The row's codes on their way, and this thread's weight.
 template <int kHeads>
-__device__ __forceinline__ void begin_query(const AdmittedJob& job, const AdmittedMemory<kHeads>& m, int32_t row) {
+__device__ __forceinline__ float begin_query(const AdmittedJob& job, const AdmittedMemory<kHeads>& m, int32_t row) {
   const uint32_t head = threadIdx.x / 8, chunk = threadIdx.x % 8, heads = static_cast<uint32_t>(job.heads);
   if (head < kHeads) {
     const bool present = head < heads;
     const uint8_t* from = job.q + row * job.q_row + (present ? head * job.q_head + chunk * 16 : 0);
     copy_16(shared_address(m.q + chunk_at(head, chunk)), from, present ? 16 : 0);
   }
-  if (threadIdx.x < kHeads)
-    m.weights[threadIdx.x] = threadIdx.x < heads ? 0.5f * __ldg(job.weights + row * job.w_row + threadIdx.x) : 0.0f;
+  return threadIdx.x < heads ? __ldg(job.weights + row * job.w_row + threadIdx.x) : 0.0f;
 }
 
 /// A block's part of its row.
@@ -168,24 +189,24 @@ class AdmittedScorer {
  private:
   /// Where a key lies: this lane's of the warp's 16 of a unit, and of the lane 16 further.
   struct Spot {
-    int64_t page;  ///< its first byte; < 0: the key is not live
+    int32_t page;  ///< as the table has it; -1: there is no key
     uint32_t in_page;
   };
+  /// Without a branch: several may be under way. Nothing of the page is looked at.
   __device__ __forceinline__ Spot find(uint32_t unit) const {
     const uint32_t i = (slice_.first + unit) * kTileKeys + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
-    if (unit >= slice_.units || i >= slice_.entries) return {-1, 0};
-    const uint32_t position = position_of(job_, m_.ids, i);
-    if (position >= slice_.end) return {-1, 0};
-    const int32_t page = __ldg(table_ + (position >> job_.page_shift));
-    return {page < 0 || page >= job_.num_pages ? -1 : page * job_.page_stride,
-            position & ((1u << job_.page_shift) - 1)};
+    const bool inside = (unit < slice_.units) & (i < slice_.entries);
+    const uint32_t position = position_of(job_, m_.ids, inside ? i : 0);
+    const bool live = inside & (position < slice_.end);
+    const int32_t page = __ldg(table_ + (live ? position >> job_.page_shift : 0));
+    return {live ? page : -1, position & ((1u << job_.page_shift) - 1)};
   }
   /// By whole warps; always one group of copies.
   __device__ __forceinline__ void fetch(const Spot& spot, uint32_t stage) {
     AdmittedShared& s = *m_.s;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    const bool live = spot.page >= 0;
-    const int64_t at = live ? spot.page + int64_t{spot.in_page} * kCodePitch : -1;
+    const bool live = spot.page >= 0 && spot.page < job_.num_pages;
+    const int64_t page = spot.page * job_.page_stride, at = live ? page + int64_t{spot.in_page} * kCodePitch : -1;
     uint8_t* codes = m_.codes + (group_ * kStages + stage) * (kTileKeys * kCodePitch);
 #pragma unroll
     for (uint32_t turn = 0; turn < 4; ++turn) {
@@ -196,7 +217,7 @@ class AdmittedScorer {
     }
     if (lane < 16)
       copy_4(shared_address(&s.scale[group_][stage][warp * 16 + lane]),
-             job_.scales + (live ? spot.page + int64_t{spot.in_page} * 4 : 0), live ? 4 : 0);
+             job_.scales + (live ? page + int64_t{spot.in_page} * 4 : 0), live ? 4 : 0);
     const uint32_t lives = __ballot_sync(~0u, live);
     if (lane == 0) s.lives[group_][stage][warp] = lives;
     commit_copies();
@@ -239,11 +260,14 @@ __device__ __forceinline__ void answer_row(const AdmittedJob& job, const Admitte
                                            int32_t row) {
   AdmittedShared& s = *m.s;
   cluster_arrive();
-  begin_query(job, m, row);
-  s.made.pick.bins[0][threadIdx.x] = 0;
+  const float weight = begin_query(job, m, row);
+  const IdBatch batch = load_ids(job, row, 0);
   const auto end = static_cast<uint32_t>(max(0, min(end_of_row(job, row), job.max_len)));
+  s.made.pick.bins[0][threadIdx.x] = 0;
   const auto size = static_cast<uint32_t>(job.admitted.size);
-  const bool ascends = read_ids(job, row, (end + size - 1) / size, m.ids, &s.kept);
+  const uint32_t blocks = job.size_shift >= 0 ? (end + size - 1) >> job.size_shift : (end + size - 1) / size;
+  const bool ascends = keep_ids(job, row, batch, blocks, m.ids, &s.kept);
+  if (threadIdx.x < kHeads) m.weights[threadIdx.x] = 0.5f * weight;
   wait_copies<0>();
   fence_tensor_reads();
   if (__syncthreads_or(!ascends) != 0) order_ids(m.ids, job.ids_room, &s.kept);

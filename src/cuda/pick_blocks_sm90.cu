@@ -112,12 +112,19 @@ static_assert(sizeof(BlockShared) % sizeof(uint4) == 0);
 /// How values are made of scores.
 enum class Each { one, eight, any };
 
-/// This block's values to its slice.
+/// This block's values to its slice. Returns how many of this lane's are live; sample: one of all values, spread over the
+/// row by threads.
 template <Each kEach>
-__device__ __forceinline__ MadeSums make_values(const BlockRow& row, const Slice& slice, uint4* vectors) {
+__device__ __forceinline__ uint32_t make_values(const BlockRow& row, const Slice& slice, uint4* vectors,
+                                                float* sample) {
   constexpr int kBatch = 4;
-  const uint32_t words = slice.count * 4;
-  MadeSums sums;
+  const uint32_t words = slice.count * 4, spread = threadIdx.x * row.values / kPickThreads;
+  uint32_t lives = 0;
+  const float4* eights = reinterpret_cast<const float4*>(row.scores);
+  if (kEach == Each::one) *sample = __ldg(row.scores + spread);
+  if (kEach == Each::any) *sample = __uint_as_float(best_of(row, spread));
+  if (kEach == Each::eight)
+    *sample = __uint_as_float(best_of_eight(__ldg(eights + 2 * spread), __ldg(eights + 2 * spread + 1), true));
 #pragma unroll 1
   for (uint32_t base = threadIdx.x; base < words; base += kBatch * kPickThreads) {
     uint32_t best[kBatch];
@@ -129,10 +136,7 @@ __device__ __forceinline__ MadeSums make_values(const BlockRow& row, const Slice
       best[e] = kNotLiveScore;
       if (kEach == Each::one && there) best[e] = __float_as_uint(__ldg(row.scores + j));
       if (kEach == Each::any && there) best[e] = best_of(row, j);
-      if (kEach == Each::eight && there) {
-        const float4* from = reinterpret_cast<const float4*>(row.scores) + 2 * j;
-        a[e] = __ldg(from), b[e] = __ldg(from + 1);
-      }
+      if (kEach == Each::eight && there) a[e] = __ldg(eights + 2 * j), b[e] = __ldg(eights + 2 * j + 1);
     }
 #pragma unroll
     for (int e = 0; e < kBatch; ++e) {
@@ -141,17 +145,18 @@ __device__ __forceinline__ MadeSums make_values(const BlockRow& row, const Slice
       const bool there = slice.first * 4 + i < row.values;
       if (kEach == Each::eight && there) best[e] = best_of_eight(a[e], b[e], row.given);
       reinterpret_cast<uint32_t*>(vectors + slice.place(i / 4))[i % 4] = best[e];
-      sums.add(__uint_as_float(best[e]), there && best[e] != kNotLiveScore);
+      lives += there && best[e] != kNotLiveScore;
     }
   }
-  return sums;
+  return lives;
 }
-[[maybe_unused]] __device__ __forceinline__ MadeSums make_all_values(const BlockRow& row, const Slice& slice,
-                                                                     uint4* vectors) {
-  if (row.each == 1 && !row.given) return make_values<Each::one>(row, slice, vectors);
+[[maybe_unused]] __device__ __forceinline__ uint32_t make_all_values(const BlockRow& row, const Slice& slice,
+                                                                     uint4* vectors, float* sample) {
+  if (row.each == 1 && !row.given) return make_values<Each::one>(row, slice, vectors, sample);
   const bool eights =
       row.each == 8 && row.lead == 0 && reinterpret_cast<uintptr_t>(row.scores) % 16 == 0 && row.n / 8 >= row.values;
-  return eights ? make_values<Each::eight>(row, slice, vectors) : make_values<Each::any>(row, slice, vectors);
+  return eights ? make_values<Each::eight>(row, slice, vectors, sample)
+                : make_values<Each::any>(row, slice, vectors, sample);
 }
 
 [[maybe_unused]] __device__ __forceinline__ void pick_row(const BlockJob& job, BlockShared& s, uint4* vectors,
@@ -164,10 +169,13 @@ __device__ __forceinline__ MadeSums make_values(const BlockRow& row, const Slice
     s.made.pick.bins[0][threadIdx.x] = 0;
     const uint32_t all = (row.values + 3) / 4, each = (all + peers.count - 1) / peers.count;
     const PickPart p{s.made.pick, vectors, peers, Slice(row.values, peers.rank * each, each)};
-    const MadeSums sums = make_all_values(row, p.slice, vectors);
+    const uint32_t k = static_cast<uint32_t>(job.columns) - 1;
+    float sample;
+    const uint32_t lives = make_all_values(row, p.slice, vectors, &sample);
+    const LinearBins bins = bins_of_sample(s.made.pick, sample, row.values, k);
     const int32_t first = row.first + static_cast<int32_t>(p.slice.first_word());
-    used = pick_made(s.made, p, sums, static_cast<uint32_t>(job.columns) - 1,
-                     [&](uint32_t rank, uint32_t bit) { ids[rank] = first + static_cast<int32_t>(bit); });
+    used = pick_guessed(s.made, p, lives, bins, k,
+                        [&](uint32_t rank, uint32_t bit) { ids[rank] = first + static_cast<int32_t>(bit); });
   }
   if (peers.rank != 0) return;
   if (row.newest >= 0 && threadIdx.x == 0) ids[used] = row.newest;
@@ -175,7 +183,10 @@ __device__ __forceinline__ MadeSums make_values(const BlockRow& row, const Slice
   for (uint32_t j = used + threadIdx.x; j < static_cast<uint32_t>(job.columns); j += kPickThreads) ids[j] = -1;
 }
 
-__global__ __launch_bounds__(kPickThreads, 2) void pick_blocks_by_cluster(const __grid_constant__ BlockJob job) {
+/// kResident: blocks that an SM's registers hold.
+template <int kResident>
+__global__ __launch_bounds__(kPickThreads,
+                             kResident) void pick_blocks_by_cluster(const __grid_constant__ BlockJob job) {
 #ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint4 memory[];
   BlockShared& s = *reinterpret_cast<BlockShared*>(memory);
@@ -199,7 +210,8 @@ __global__ __launch_bounds__(kPickThreads, 2) void pick_blocks_by_cluster(const 
 }
 
 constexpr int kMostShared = 227 * 1024;
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_blocks_by_cluster), kMostShared, true}};
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&pick_blocks_by_cluster<1>), kMostShared, true},
+                                {reinterpret_cast<const void*>(&pick_blocks_by_cluster<2>), kMostShared, true}};
 
 constexpr int64_t kMostRows = 1 << 24;
 constexpr int64_t kValuesOfBlock = int64_t{kPickThreads} * kPickVectors * 4;
@@ -250,7 +262,7 @@ bool clusters_fit(int64_t values, uint32_t blocks, const Launch& launch) {
   if (blocks <= 8) return true;
   int clusters = 0;
   const Config c(1, values, blocks, launch);
-  TOPKEY_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, pick_blocks_by_cluster, &c.config));
+  TOPKEY_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, pick_blocks_by_cluster<1>, &c.config));
   return clusters > 0;
 }
 
@@ -263,7 +275,8 @@ bool launch_picks(BlockJob job, int64_t values, int64_t scores, const BlocksOut&
   if (!clusters_fit(values, job.blocks, launch)) job.blocks = fewest_blocks(values);
   if (!clusters_fit(values, job.blocks, launch)) return false;
   const Config c(job.rows, values, job.blocks, launch);
-  TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&c.config, pick_blocks_by_cluster, job));
+  const bool many = c.config.gridDim.x > static_cast<unsigned>(launch.sms());
+  TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&c.config, many ? pick_blocks_by_cluster<2> : pick_blocks_by_cluster<1>, job));
   return true;
 }
 
@@ -275,7 +288,7 @@ int64_t values_of(int64_t keys, int64_t size) { return (keys + size - 1) / size 
 
 }  // namespace
 
-KernelList pick_blocks_kernels() { return {kEntries, 1}; }
+KernelList pick_blocks_kernels() { return {kEntries, 2}; }
 
 bool pick_blocks(const LookParams& look, const Tensor& scores, const BlocksOut& out, const Launch& launch) {
   const int64_t keys = look.rows.max_len > 0 ? std::min(look.width, look.rows.max_len) : look.width;

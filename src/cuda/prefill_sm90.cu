@@ -219,12 +219,13 @@ class PrefillScorer {
         score[k] = unit.sums[k][i] * scale[k];
         offer(columns_[i], live[k] && keeps(), score[k], at);
       }
-      if (kPublish) publish(i, first, live, score);
+      if (kPublish) publish<kInside>(i, first, live, score);
     }
   }
   /// Of the thread's row i: the lanes of its first key, and of the key half a block further.
+  template <bool kInside>
   __device__ __forceinline__ void publish(int i, int32_t first, const bool (&live)[2], const float (&score)[2]) {
-    const uint32_t best = best_of_blocks(live, score, job_.maxima.shift);
+    const uint32_t best = best_of_blocks<kInside>(live, score, job_.maxima.shift);
     const uint32_t others = job_.maxima.shift > 3 ? 28 : 12;
     if ((lane() & others) == 0 && keeps() && is_active(i))
       job_.maxima.values[maxima_[i] + (static_cast<uint32_t>(first) >> job_.maxima.shift)] = __uint_as_float(best);

@@ -36,17 +36,18 @@ __device__ __forceinline__ uint32_t best_or_none(float best, uint32_t lives, uin
 }
 
 /// The same for two blocks of 8 keys, or one of 16: lane l has the scores of keys l / 4 and l / 4 + 8 for one of four rows,
-/// l % 4. The lower half of the warp gets the first block's best.
-[[maybe_unused]] __device__ __forceinline__ uint32_t best_of_blocks(const bool (&live)[2], const float (&score)[2],
-                                                                    int shift) {
-  const float none = __uint_as_float(kCanonicalNan), first = live[0] ? score[0] : none,
-              second = live[1] ? score[1] : none;
+/// l % 4. The lower half of the warp gets the first block's best. kInside: all keys are live.
+template <bool kInside>
+__device__ __forceinline__ uint32_t best_of_blocks(const bool (&live)[2], const float (&score)[2], int shift) {
+  const float none = __uint_as_float(kCanonicalNan), first = kInside || live[0] ? score[0] : none,
+              second = kInside || live[1] ? score[1] : none;
   const bool upper = (threadIdx.x & 16) != 0;
   float best = upper ? second : first;
   best = fmaxf(best, __shfl_xor_sync(~0u, upper ? first : second, 16));
   best = fmaxf(best, __shfl_xor_sync(~0u, best, 8));
   best = fmaxf(best, __shfl_xor_sync(~0u, best, 4));
   if (shift > 3) best = fmaxf(best, __shfl_xor_sync(~0u, best, 16));
+  if (kInside) return __float_as_uint(best + 0.0f);  // -0 is +0; of NaNs a maximum makes one without a sign
   if (__all_sync(~0u, !is_nan(best))) return __float_as_uint(canonical(best));
   const uint32_t of_first = __ballot_sync(~0u, live[0]), of_second = __ballot_sync(~0u, live[1]);
   const uint32_t lives = shift > 3 ? of_first | of_second : upper ? of_second : of_first;

@@ -11,6 +11,7 @@ struct MadeShared {
   PickShared pick;
   float4 of_warps[kPickWarps];
   float4 of_peers[kMaxCluster];
+  uint32_t lives_of_warps[kPickWarps], lives_of_peers[kMaxCluster];
 };
 static_assert(sizeof(MadeShared) % sizeof(uint4) == 0);
 
@@ -64,8 +65,16 @@ struct MadeSums {
   return {{0, 0, 0}, marks, 0};
 }
 
-/// The best k >= 1 of the row: put(rank, bit) for this thread's winners, ascending. Returns how many there are in all. The
-/// bins of the first round are 0, and the block's values are written, each by a thread of it.
+/// put(rank, bit) for this thread's winners, ascending.
+template <class Put>
+__device__ __forceinline__ void put_made(MadeShared& s, const PickPart& p, const OwnCut& own, const Put& put) {
+  const Before before = tell_peers(p, own);
+  if (own.cut.ranks()) rank_candidates(s.pick, own.cut);
+  if ((own.marks.above | own.marks.inside) != 0) each_winner(s.pick, own, before, put);
+}
+
+/// The best k >= 1 of the row, handed to put. Returns how many there are in all. The bins of the first round are 0, and the
+/// block's values are written, each by a thread of it.
 template <class Put>
 __device__ __forceinline__ uint32_t pick_made(MadeShared& s, const PickPart& p, const MadeSums& sums, uint32_t k,
                                               const Put& put) {
@@ -80,9 +89,28 @@ __device__ __forceinline__ uint32_t pick_made(MadeShared& s, const PickPart& p, 
     p.peers.meet();
     own = find_cut(p, bins, k);
   }
-  const Before before = tell_peers(p, own);
-  if (own.cut.ranks()) rank_candidates(s.pick, own.cut);
-  if ((own.marks.above | own.marks.inside) != 0) each_winner(s.pick, own, before, put);
+  put_made(s, p, own, put);
+  return min(live, k);
+}
+
+/// The same where bins are known before: one meeting less. lives: of this lane's values.
+template <class Put>
+__device__ __forceinline__ uint32_t pick_guessed(MadeShared& s, const PickPart& p, uint32_t lives,
+                                                 const LinearBins& bins, uint32_t k, const Put& put) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  lives = __reduce_add_sync(~0u, lives);
+  if (lane == 0) s.lives_of_warps[warp] = lives;
+  cluster_wait();  // all blocks have begun
+  __syncthreads();
+  if (warp == 0) {
+    const uint32_t of_block = sum_of(s.lives_of_warps, kPickWarps);
+    if (lane < p.peers.count) store_peer(peer_address(s.lives_of_peers + p.peers.rank, lane), of_block);
+  }
+  count_linear(p.slice, p.vectors, bins, s.pick.bins[0]);
+  p.peers.meet();
+  const uint32_t live = sum_of(s.lives_of_peers, p.peers.count);
+  const OwnCut own = live <= k ? all_made(p) : find_cut(p, bins, k);
+  put_made(s, p, own, put);
   return min(live, k);
 }
 
