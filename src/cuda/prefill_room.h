@@ -27,7 +27,8 @@ struct PrefillRoom {
 };
 /// Most maxima at a time.
 inline int64_t most_maxima(const Shape& shape) {
-  return shape.blocks > 0 ? std::min(std::min(shape.rows, kGroupRows) * (shape.keys / 8 + 64), kPrefillMaxima) : 0;
+  const int64_t all = std::min(shape.rows, kGroupRows) * (shape.keys / 8 + 64);
+  return shape.blocks > 0 ? std::min((all + 63) / 64 * 64, kPrefillMaxima) : 0;
 }
 inline PrefillRoom prefill_room(const Shape& shape, void* workspace) {
   const int64_t rows = std::min(shape.rows, kGroupRows);
@@ -35,8 +36,7 @@ inline PrefillRoom prefill_room(const Shape& shape, void* workspace) {
   const int64_t blocks = std::min(tiles_of(shape.rows, shape.heads), kPrefillBlocks);
   const int64_t wanted = (blocks + 1) * tile_rows_of(shape.heads) * kListLength * kListColumns * int64_t{sizeof(uint2)};
   uint8_t* base = static_cast<uint8_t*>(workspace);
-  const size_t lists = static_cast<size_t>(
-      std::min(wanted, shape.blocks > 0 ? kPrefillListBytes - kPrefillMaxima * 4 : kPrefillListBytes));
+  const size_t lists = static_cast<size_t>(std::min(wanted, kPrefillListBytes - most_maxima(shape) * 4));
   return {reinterpret_cast<RowFact*>(base),
           reinterpret_cast<uint32_t*>(base + facts),
           reinterpret_cast<uint2*>(base + facts + 256),
