@@ -72,7 +72,8 @@ size_t workspace_bytes(Op op, const Shape& shape) {
 size_t hopper_workspace_bytes(Op op, const Shape& shape) {
   const bool searches = op == Op::mqa_topk || op == Op::paged_mqa_topk;
   const size_t general = workspace_bytes(op, shape);
-  return searches ? std::max({general, decode_bytes(shape), prefill_bytes(shape)}) : general;
+  if (!searches) return general;
+  return std::max({general, decode_bytes(shape), decode_blocks_bytes(shape), prefill_bytes(shape)});
 }
 
 }  // namespace

@@ -152,7 +152,7 @@ __device__ __forceinline__ void bring_keys(const QuickJob& job, const KeyBoxes& 
   }
 }
 
-template <int kHeads, int kStages>
+template <int kHeads, int kStages, bool kPublish>
 class QuickScorer {
  public:
   __device__ __forceinline__ QuickScorer(const QuickJob& job, const QuickMemory<kHeads, kStages>& m)
@@ -252,6 +252,7 @@ class QuickScorer {
           sample = false, unit = g.first + group_;
           continue;
         }
+        if (kPublish) publish(r.row, first + static_cast<int32_t>(own), live, score);
         if (owner()) {
           scores[quick_place((unit - begin) * kTileKeys + own)] = live ? __float_as_uint(score) : kNotLiveScore;
           const int bin = r.range.bin(score);
@@ -267,6 +268,13 @@ class QuickScorer {
     }
     r.scores = list.values, r.positions = list.positions, r.count = (list.count + 3) / 4 * 4;  // vectors of 4 are read
     if (list.count + threadIdx.x < r.count) list.values[quick_place(list.count + threadIdx.x)] = kNotLiveScore;
+  }
+
+  __device__ __forceinline__ void publish(uint32_t row, int32_t position, bool live, float score) {
+    const BlockMaxima& to = job_.maxima;
+    const uint32_t best = best_of_block(live, score, to.shift);
+    if (owner() && (position & ((1 << to.shift) - 1)) == 0)
+      to.values[row * to.step + (position >> to.shift)] = __uint_as_float(best);
   }
 
   /// Which of a unit's keys is this lane's; two lanes have it, of which one owns it.
@@ -303,7 +311,7 @@ class QuickScorer {
   bool all_kept_ = true;
 };
 
-template <int kHeads, int kStages>
+template <int kHeads, int kStages, bool kPublish>
 __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_constant__ KeyBoxes boxes,
                                                              const __grid_constant__ QuickJob job) {
 #ifdef TOPKEY_HAS_WGMMA
@@ -324,6 +332,8 @@ __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_consta
     prefetch_map(&boxes);
     s.first_row = 1, s.last_row = 0;
   }
+  // Who picks from the maxima may be made ready, and waits for the end of this.
+  if (kPublish) cudaTriggerProgrammaticLaunchCompletion();
   const bool plans = threadIdx.x / 32 == 1;  // not the warp that speaks for the block
   RowEnds ends;
   if (plans) ends = read_ends(job);
@@ -336,7 +346,7 @@ __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_consta
     if (threadIdx.x >= kQuickThreads) {
       bring_keys(job, boxes, m);
     } else {
-      QuickScorer<kHeads, kStages>(job, m).run();
+      QuickScorer<kHeads, kStages, kPublish>(job, m).run();
     }
   }
   for (int32_t r = static_cast<int32_t>(blockIdx.x); r < job.rows; r += static_cast<int32_t>(gridDim.x)) {
@@ -355,14 +365,19 @@ struct Choice {
   }
 };
 /// Two stages leave room for more scores.
-constexpr Choice kChoices[2][2] = {
-    {{decode_quick<32, 3>, fixed_bytes<32, 3>()}, {decode_quick<32, 2>, fixed_bytes<32, 2>()}},
-    {{decode_quick<64, 3>, fixed_bytes<64, 3>()}, {decode_quick<64, 2>, fixed_bytes<64, 2>()}}};
-const KernelEntry kEntries[] = {
-    {reinterpret_cast<const void*>(kChoices[0][0].kernel), static_cast<int>(kSharedOfHopper)},
-    {reinterpret_cast<const void*>(kChoices[0][1].kernel), static_cast<int>(kSharedOfHopper)},
-    {reinterpret_cast<const void*>(kChoices[1][0].kernel), static_cast<int>(kSharedOfHopper)},
-    {reinterpret_cast<const void*>(kChoices[1][1].kernel), static_cast<int>(kSharedOfHopper)}};
+template <int kHeads, int kStages, bool kPublish>
+constexpr Choice choice_of() {
+  return {decode_quick<kHeads, kStages, kPublish>, fixed_bytes<kHeads, kStages>()};
+}
+constexpr Choice kChoices[4][2] = {{choice_of<32, 3, false>(), choice_of<32, 2, false>()},
+                                   {choice_of<64, 3, false>(), choice_of<64, 2, false>()},
+                                   {choice_of<32, 3, true>(), choice_of<32, 2, true>()},
+                                   {choice_of<64, 3, true>(), choice_of<64, 2, true>()}};
+#define TOPKEY_ENTRY(i)                                                                        \
+  {reinterpret_cast<const void*>(kChoices[i][0].kernel), static_cast<int>(kSharedOfHopper)}, { \
+    reinterpret_cast<const void*>(kChoices[i][1].kernel), static_cast<int>(kSharedOfHopper)    \
+  }
+const KernelEntry kEntries[] = {TOPKEY_ENTRY(0), TOPKEY_ENTRY(1), TOPKEY_ENTRY(2), TOPKEY_ENTRY(3)};
 
 static_assert(fixed_bytes<64, 2>() + 32768 * 4 <= kSharedOfHopper, "128 rows of 32K keys");
 
@@ -374,7 +389,7 @@ const Choice* fit(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJ
   // Slices of rows that are cut where they end are longer; no slice need be shorter than two units a warpgroup.
   const int64_t whole = rows <= blocks ? blocks / rows * rows : blocks;
   const int64_t entries = std::max<int64_t>((units + whole - 1) / whole, 2 * kQuickGroups) * kTileKeys;
-  const Choice* choice = kChoices[plain.heads <= 32 ? 0 : 1];
+  const Choice* choice = kChoices[(plain.heads <= 32 ? 0 : 1) + (job.maxima.values != nullptr ? 2 : 0)];
   if (entries > choice->most() && entries <= choice[1].most()) ++choice;
   const bool lists = entries > choice->most();
   job.words = static_cast<uint32_t>(std::min(entries, choice->most() / 64 * 64));
@@ -391,14 +406,16 @@ size_t plain_decode_bytes(int64_t rows) {
   return static_cast<size_t>(std::min<int64_t>(rows, kQuickRows)) * kEach;
 }
 
-KernelList decode_quick_kernels() { return {kEntries, 4}; }
+KernelList decode_quick_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
-bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* workspace, const Launch& launch) {
+bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* workspace, const Launch& launch,
+                    const BlockMaxima& maxima) {
   const int32_t together = std::max(plain.ends_n, plain.table_n);
   if (together > kQuickRows) return false;
   const int32_t rows = std::min(plain.rows, kQuickRows / together * together);  // of a launch
   const int64_t blocks = std::min<int64_t>(launch.sms(), kMaxBlocks);
   QuickJob job{};
+  job.maxima = maxima;
   const Choice* choice = fit(plain, rows, blocks, job);
   if (choice == nullptr) return false;
   job.bins = static_cast<uint32_t*>(workspace);
@@ -406,12 +423,8 @@ bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* works
   job.shares = reinterpret_cast<uint2*>(job.candidates + rows * kQuickCandidates);
   job.headers = reinterpret_cast<uint4*>(job.shares + rows * kMaxBlocks);
   for (int32_t row = 0; row < plain.rows; row += rows) {
-    static_cast<PlainDecode&>(job) = plain;
-    job.rows = std::min(rows, plain.rows - row);
-    job.q += row * job.q_row, job.weights += row * job.w_row, job.out += row * job.out_row;
-    if (job.scores != nullptr) job.scores += row * job.scores_row;
-    if (job.whole_ends != nullptr) job.whole_ends += row;
-    job.ends += row / job.ends_n, job.table += row / job.table_n * job.table_row;
+    static_cast<PlainDecode&>(job) = rows_of(plain, row, std::min(rows, plain.rows - row));
+    if (maxima.values != nullptr) job.maxima.values = maxima.values + row * maxima.step;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(kQuickAll);
     config.dynamicSmemBytes = choice->fixed + static_cast<size_t>(job.words) * 4, config.stream = launch.stream();

@@ -12,6 +12,8 @@
 #include "cuda/device/prefill_answer.cuh"
 #include "cuda/device/prefill_load.cuh"
 #include "cuda/device/prefill_score.cuh"
+#include "cuda/pick_blocks_sm90.h"
+#include "cuda/prefill_room.h"
 #include "cuda/prefill_sm90.h"
 #include "cuda/stages.h"
 #include "cuda/tuning.h"
@@ -27,8 +29,8 @@ __device__ __forceinline__ void hold(float (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i]));
 }
 
-/// One warpgroup's work.
-template <int kHeads>
+/// One warpgroup's work. kPublish: job.maxima are wanted.
+template <int kHeads, bool kPublish>
 class PrefillScorer {
  public:
   static constexpr int kRows = group_rows_of(kHeads);  ///< of this warpgroup
@@ -104,6 +106,9 @@ class PrefillScorer {
       c = Column{begin_of(i), kept(static_cast<uint32_t>(reinterpret_cast<uint64_t>(list_of(row)) >> 32)),
                  __uint_as_float(0xFF800000u)};
       if (!is_in(item.active, row) || job_.facts[item.first_row + row].scored == 0) active_ &= ~(1u << i);
+      if (kPublish)
+        maxima_[i] = static_cast<uint32_t>((item.first_row + row) * job_.maxima.step) +
+                     (own_ / 16 * 16 + (lane() & 16) / 2 >> job_.maxima.shift);
     }
     for (int i = 0; i < kOwn; ++i) {
       if (!is_active(i)) columns_[i].least = __uint_as_float(0x7F800000u);
@@ -188,30 +193,42 @@ class PrefillScorer {
     const int32_t first = load_shared_int(stage + offsetof(KeyStage, first));
     if (lane() == 0 && turn.releases) arrive_at(stage + offsetof(KeyStage, empty));
     sums.template add<1>(rest, weights);
-    const int32_t position = first + static_cast<int32_t>(own_);
     if (!turn.offers) {
     } else if (static_cast<uint32_t>(first) - static_cast<uint32_t>(item.inner_low) <= item.inner_span) {
-      offer_unit<true>(sums, scale, position);
+      offer_unit<true>(sums, scale, first);
     } else if (first != kUnreadable) {
-      offer_unit<false>(sums, scale, position);
+      offer_unit<false>(sums, scale, first);
     }
     if (kCloses) wgmma_wait<0>();
   }
 #endif
 
 #ifdef TOPKEY_HAS_WGMMA
-  /// kInside: all of the unit's keys are in all rows' windows.
+  /// kInside: all of the unit's keys, of which this is the first, are in all rows' windows.
   template <bool kInside>
-  __device__ __forceinline__ void offer_unit(const UnitSums<kHeads>& unit, const float (&scale)[2], int32_t position) {
+  __device__ __forceinline__ void offer_unit(const UnitSums<kHeads>& unit, const float (&scale)[2], int32_t first) {
+    const int32_t position = first + static_cast<int32_t>(own_);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      bool live[2];
+      float score[2];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int32_t at = position + 8 * k;
-        const bool live = kInside || (at >= s_.low[own_row(i)] && at < s_.end[own_row(i)]);
-        offer(columns_[i], live && keeps(), unit.sums[k][i] * scale[k], at);
+        live[k] = kInside || (at >= s_.low[own_row(i)] && at < s_.end[own_row(i)]);
+        score[k] = unit.sums[k][i] * scale[k];
+        offer(columns_[i], live[k] && keeps(), score[k], at);
       }
+      if (kPublish) publish<kInside>(i, first, live, score);
     }
+  }
+  /// Of the thread's row i: the lanes of its first key, and of the key half a block further.
+  template <bool kInside>
+  __device__ __forceinline__ void publish(int i, int32_t first, const bool (&live)[2], const float (&score)[2]) {
+    const uint32_t best = best_of_blocks<kInside>(live, score, job_.maxima.shift);
+    const uint32_t others = job_.maxima.shift > 3 ? 28 : 12;
+    if ((lane() & others) == 0 && keeps() && is_active(i))
+      job_.maxima.values[maxima_[i] + (static_cast<uint32_t>(first) >> job_.maxima.shift)] = __uint_as_float(best);
   }
 #endif
 
@@ -347,6 +364,7 @@ class PrefillScorer {
   uint32_t active_ = 0;   ///< rows of the thread that are scored, a bit each
   uint32_t unit_ = 0;     ///< units done, of all items
   uint32_t turn_ = 0;
+  uint32_t maxima_[kOwn];  ///< of the thread's rows: where those of position 0 and its place in a unit are
 };
 
 __device__ inline void init_prefill_barriers(PrefillShared& s) {
@@ -363,7 +381,7 @@ constexpr size_t kPrefillShared = kPrefillAlignment + kPrefillStages * kTileKeys
                                   kPrefillGroups * kPrefillColumns * kCodePitch + sizeof(PrefillShared);
 static_assert(kPrefillShared <= 227 * 1024);
 
-template <int kHeads>
+template <int kHeads, bool kPublish>
 __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __grid_constant__ PrefillJob job) {
 #ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint8_t memory[];
@@ -384,43 +402,29 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
     }
   } else {
     take_registers<232>();
-    PrefillScorer<kHeads>(job, s, codes, queries).run();
+    PrefillScorer<kHeads, kPublish>(job, s, codes, queries).run();
   }
 #endif
 }
 
-#define TOPKEY_ENTRY(H) \
-  { reinterpret_cast<const void*>(&prefill_fp8_sm90<H>), static_cast<int>(kPrefillShared) }
+#define TOPKEY_ENTRY(H)                                                                             \
+  {reinterpret_cast<const void*>(&prefill_fp8_sm90<H, false>), static_cast<int>(kPrefillShared)}, { \
+    reinterpret_cast<const void*>(&prefill_fp8_sm90<H, true>), static_cast<int>(kPrefillShared)     \
+  }
 const KernelEntry kEntries[] = {TOPKEY_ENTRY(32), TOPKEY_ENTRY(64), TOPKEY_ENTRY(128)};
-
-constexpr int64_t kMaxBlocks = 160;  ///< SMs of any GPU of compute capability 9.0
-
-int tile_rows_of(int64_t heads) { return kPrefillGroups * group_rows_of(padded_heads(static_cast<int>(heads))); }
-int64_t tiles_of(int64_t rows, int64_t heads) {
-  return (std::min(rows, kGroupRows) + tile_rows_of(heads) - 1) / tile_rows_of(heads);
+template <bool kPublish>
+auto kernel_of(int heads) {
+  return heads == 32   ? prefill_fp8_sm90<32, kPublish>
+         : heads == 64 ? prefill_fp8_sm90<64, kPublish>
+                       : prefill_fp8_sm90<128, kPublish>;
 }
 
-struct PrefillRoom {
-  RowFact* facts;
-  uint32_t* next;
-  uint2* lists;
-  size_t bytes;
-};
-PrefillRoom room_of(const Shape& shape, void* workspace) {
-  const int64_t rows = std::min(shape.rows, kGroupRows);
-  const size_t facts = (static_cast<size_t>(rows) * sizeof(RowFact) + 255) / 256 * 256;
-  const int64_t blocks = std::min(tiles_of(shape.rows, shape.heads), kMaxBlocks);
-  const int64_t wanted = (blocks + 1) * tile_rows_of(shape.heads) * kListLength * kListColumns * int64_t{sizeof(uint2)};
-  uint8_t* base = static_cast<uint8_t*>(workspace);
-  return {reinterpret_cast<RowFact*>(base), reinterpret_cast<uint32_t*>(base + facts),
-          reinterpret_cast<uint2*>(base + facts + 256),
-          facts + 256 + static_cast<size_t>(std::min(wanted, kPrefillListBytes))};
-}
 /// Deals out the room of the lists to the thread blocks. A thread counts on in the lower half of an address, so no block's
 /// lists may lie across a multiple of 4 GiB: the room of one block more lets those behind begin there.
-void deal_lists(PrefillJob& job, uint2* lists, int64_t blocks) {
+void deal_lists(PrefillJob& job, const PrefillRoom& room, int64_t blocks) {
+  uint2* const lists = room.lists;
   const int64_t columns = tile_rows_of(job.heads) * kListColumns;
-  const int64_t fits = kPrefillListBytes / ((blocks + 1) * columns * int64_t{sizeof(uint2)});
+  const int64_t fits = static_cast<int64_t>(room.list_bytes) / ((blocks + 1) * columns * int64_t{sizeof(uint2)});
   job.length = static_cast<uint32_t>(std::min<int64_t>(fits, kListLength));
   const uint64_t begin = reinterpret_cast<uint64_t>(lists), border = ((begin >> 32) + 1) << 32;
   const uint64_t bytes = static_cast<uint64_t>(columns) * job.length * sizeof(uint2);
@@ -431,46 +435,62 @@ void deal_lists(PrefillJob& job, uint2* lists, int64_t blocks) {
 bool shape_suits(const Shape& shape) {
   return shape.format == KeyFormat::fp8 && shape.heads <= 128 && shape.rows >= kPrefillRows;
 }
+/// Whether blocks are published from here: their maxima fit for so many rows that no half of the SMs is idle.
+bool blocks_suit(const Shape& shape, const Rows& rows, const Selection& out) {
+  return (out.block_size == 8 || out.block_size == 16) && rows.start.data == nullptr && shape.keys > 0 &&
+         rows_with_maxima(shape, out.block_size, kPrefillBlocks) >=
+             std::min(shape.rows, 64 * int64_t{tile_rows_of(shape.heads)});
+}
 
 }  // namespace
 
 KernelList prefill_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
-size_t prefill_bytes(const Shape& shape) { return shape_suits(shape) ? room_of(shape, nullptr).bytes : 0; }
+size_t prefill_bytes(const Shape& shape) { return shape_suits(shape) ? prefill_room(shape, nullptr).bytes : 0; }
 
 bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, const Rows& rows, const Admit& admit,
                    const Selection& out, KeyBoxes* boxes) {
   // Rows of requests told by next_n alone are a decode step's, few of which share keys.
   const bool share = !keys.paged || rows.request.data != nullptr || rows.q_indptr.data != nullptr;
   return shape_suits(shape) && share && !keys.table_per_row && shape.topk > 0 && shape.topk <= kPrefillTopk &&
-         shape.candidates < 0 && shape.blocks == 0 && !shape.whole && keys.count < INT32_MAX - 256 &&
-         out.scores.data == nullptr && out.order != Order::score && admit.mask.data == nullptr &&
-         admit.force_first == 0 && admit.force_last == 0 && alignment_of(keys) == 16 && make_boxes(keys, boxes);
+         shape.candidates < 0 && (shape.blocks == 0 || blocks_suit(shape, rows, out)) && !shape.whole &&
+         keys.count < INT32_MAX - 256 && out.scores.data == nullptr && out.order != Order::score &&
+         admit.mask.data == nullptr && admit.force_first == 0 && admit.force_last == 0 && alignment_of(keys) == 16 &&
+         make_boxes(keys, boxes);
 }
 
-void prefill(const LookParams& look_at, const Query& q, const KeyBoxes& boxes, const Emission& emission,
-             void* workspace, const Launch& launch) {
-  Shape shape{};
-  shape.rows = look_at.rows.count, shape.heads = q.values.shape[1];
-  const PrefillRoom room = room_of(shape, workspace);
+void prefill(const Shape& shape, const LookParams& look_at, const Query& q, const KeyBoxes& boxes,
+             const Emission& emission, void* workspace, const Launch& launch) {
+  const PrefillRoom room = prefill_room(shape, workspace);
+  const Selection& out = emission.out;
   const int page_size = look_at.keys.page_size;
   PrefillJob job{};
   job.boxes = boxes, job.keys = look_at.keys, job.q = q, job.emission = emission;
   job.facts = room.facts, job.next = room.next, job.stats = look_at.stats;
-  job.heads = static_cast<int>(shape.heads), job.query_alignment = alignment_of(q);
+  job.heads = static_cast<int>(q.values.shape[1]), job.query_alignment = alignment_of(q);
   job.page_shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(page_size)) : -1;
+  const bool publishes = shape.blocks > 0;
+  if (publishes) job.maxima = {room.maxima, maxima_step(shape, out.block_size), out.block_size == 8 ? 3 : 4};
   const int heads = padded_heads(job.heads);
-  const auto kernel = heads == 32 ? prefill_fp8_sm90<32> : heads == 64 ? prefill_fp8_sm90<64> : prefill_fp8_sm90<128>;
-  for (int64_t row = 0; row < shape.rows; row += kGroupRows) {
-    job.first_row = row, job.rows = static_cast<int32_t>(std::min(kGroupRows, shape.rows - row));
+  const auto kernel = publishes ? kernel_of<true>(heads) : kernel_of<false>(heads);
+  const int64_t rows = publishes ? rows_with_maxima(shape, out.block_size, launch.sms()) : kGroupRows;
+  for (int64_t row = 0; row < shape.rows; row += rows) {
+    job.first_row = row, job.rows = static_cast<int32_t>(std::min(rows, shape.rows - row));
     job.tiles = (job.rows + tile_rows_of(job.heads) - 1) / tile_rows_of(job.heads);
-    const int64_t blocks = std::min({static_cast<int64_t>(launch.sms()), static_cast<int64_t>(job.tiles), kMaxBlocks});
-    deal_lists(job, room.lists, blocks);
+    const int64_t blocks =
+        std::min({static_cast<int64_t>(launch.sms()), static_cast<int64_t>(job.tiles), kPrefillBlocks});
+    deal_lists(job, room, blocks);
     LookParams params = look_at;
     params.facts = room.facts, params.taken = room.next;
     look(params, Group{row, job.rows, 0, 0}, launch);
+    // Units in absent pages are not scored: their blocks have no live key.
+    if (publishes && job.keys.paged)
+      TOPKEY_CUDA_CHECK(
+          cudaMemsetAsync(room.maxima, 0xFF, static_cast<size_t>(job.rows * job.maxima.step) * 4, launch.stream()));
     kernel<<<static_cast<unsigned>(blocks), kPrefillThreads, kPrefillShared, launch.stream()>>>(job);
     TOPKEY_CUDA_LAUNCHED("prefill_fp8_sm90");
+    if (publishes)
+      pick_blocks(FactRows{room.facts, row, job.rows}, shape.keys, job.maxima, {out.blocks, out.block_size}, launch);
   }
 }
 

@@ -11,8 +11,9 @@ namespace topkey::cuda {
 /// True if this call, layout and outputs included, is one for prefill(); then *boxes is set.
 bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, const Rows& rows, const Admit& admit,
                    const Selection& out, KeyBoxes* boxes);
-/// look: rows, keys, topk, stats; emission: where answers go. Two launches for each 8,192 rows.
-void prefill(const LookParams& look, const Query& q, const KeyBoxes& boxes, const Emission& emission, void* workspace,
-             const Launch& launch);
+/// look: rows, keys, topk, stats; emission: where answers go. Two launches for each 8,192 rows; where blocks are published
+/// three or four for each 5 million of them.
+void prefill(const Shape& shape, const LookParams& look, const Query& q, const KeyBoxes& boxes,
+             const Emission& emission, void* workspace, const Launch& launch);
 
 }  // namespace topkey::cuda

@@ -4,7 +4,9 @@
 // look, score, pick. The number of launches follows from shapes alone, so a captured call serves any lengths.
 #include <algorithm>
 
+#include "cuda/decode_blocks.h"
 #include "cuda/decode_sm90.h"
+#include "cuda/pick_blocks_sm90.h"
 #include "cuda/pick_sm90.h"
 #include "cuda/prefill_sm90.h"
 #include "cuda/score.h"
@@ -66,12 +68,20 @@ struct Part {
   Tensor whole_start, whole_end, block_scores;
 };
 
+/// Whether blocks may be picked apart from the keys, from rows that are whole.
+bool blocks_apart(const Shape& shape, const Admit& admit, const Part& part, const Selection& out,
+                  const Launch& launch) {
+  return shape.blocks > 0 && shape.candidates < 0 && !part.shard.active() && part.block_scores.data == nullptr &&
+         admit.force_first == 0 && admit.force_last == 0 &&
+         pick_blocks_suits(shape.keys, {out.blocks, out.block_size}, launch);
+}
+
 /// Rows that come in chunks of keys, fewer at a time but whole, where they can then be picked in one reading.
 template <class Args>
-void take_whole_rows(const Shape& shape, const Args& a, Room& room) {
+void take_whole_rows(const Shape& shape, const Args& a, bool apart, Room& room) {
   const int64_t rows = kScoreEntries / std::max<int64_t>(shape.keys, 1);
-  const bool plain = shape.candidates < 0 && shape.blocks == 0 && a.admit.force_first == 0 && a.admit.force_last == 0 &&
-                     a.out.order != Order::score;
+  const bool plain = shape.candidates < 0 && (shape.blocks == 0 || apart) && a.admit.force_first == 0 &&
+                     a.admit.force_last == 0 && a.out.order != Order::score;
   if (!plain || room.chunk_keys >= shape.keys || !stream_suits(rows, shape.keys, a.topk)) return;
   room.group_rows = rows, room.chunk_keys = shape.keys;
 }
@@ -86,22 +96,25 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   Shape shape = shape_of(a.rows, keys.count, a.topk, a.out.blocks, a.admit);
   shape.whole = part.shard.active();
   shape.format = keys.format, shape.heads = a.q.values.shape[1];
-  const Emission emission{a.out, a.topk, part.shard, absolute_slots, exec.stats};
+  Emission emission{a.out, a.topk, part.shard, absolute_slots, exec.stats};
+  const bool apart = blocks_apart(shape, a.admit, part, a.out, launch);
   Room room = make_room(op, shape, exec.workspace);
-  take_whole_rows(shape, a, room);
+  take_whole_rows(shape, a, apart, room);
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
   look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;
   if (answer_whole_rows(look_at, emission, launch)) return;
   KeyBoxes boxes;
-  if (cores == Cores::hopper && prefill_suits(shape, keys, a.q, a.rows, a.admit, a.out, &boxes)) {
-    prefill(look_at, a.q, boxes, emission, exec.workspace, launch);
+  if (cores == Cores::hopper && (shape.blocks == 0 || apart) &&
+      prefill_suits(shape, keys, a.q, a.rows, a.admit, a.out, &boxes)) {
+    prefill(shape, look_at, a.q, boxes, emission, exec.workspace, launch);
     return;
   }
   if (cores == Cores::hopper && decode_suits(shape, keys, a.q, a.admit, a.out)) {
     decode(look_at, a.q, emission, exec.workspace, launch);
     return;
   }
+  if (cores == Cores::hopper && decode_blocks(shape, look_at, a.q, emission, exec.workspace, launch)) return;
   const ScoreParams scoring{cores,
                             keys,
                             a.q,
@@ -119,7 +132,9 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   picking.block_scores = part.block_scores;
   picking.rows = a.rows, picking.admit = a.admit, picking.room = room;
   picking.keys = most_keys(shape, a.admit);
-  picking.has_entries = true, picking.has_blocks = a.out.blocks.data != nullptr;
+  const bool whole = apart && room.chunk_keys >= picking.keys;
+  if (whole) emission.out.blocks = picking.emission.out.blocks = {};
+  picking.has_entries = true, picking.has_blocks = picking.emission.out.blocks.data != nullptr;
   Walk{room, a.rows.count, most_keys(shape, a.admit)}(
       [&](const Group& g) { look(look_at, g, launch); },
       [&](const Group& g) {
@@ -128,6 +143,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
         const KeptRows kept{room.facts, room.scores, g.chunk, g.first_row, g.count};
         const bool live = !keys.paged && g.chunk >= picking.keys;
         if (!live || !pick_in_clusters(look_at, kept, emission, launch)) pick(picking, g, launch);
+        if (whole) pick_blocks(kept, picking.keys, {a.out.blocks, a.out.block_size}, launch);
       });
 }
 
@@ -174,6 +190,7 @@ void select_blocks(const SelectBlocks& a, const Exec& exec) {
   const Room room = make_room(Op::select_blocks, shape, exec.workspace);
   LookParams look_at = look_params(columns_of(columns), a.rows, Admit{}, room, exec);
   look_at.needs_scores = true;
+  if (exec.stats == nullptr && pick_blocks(look_at, a.scores, {a.blocks, a.block_size}, launch)) return;
   PickParams picking{};
   picking.emission.out.blocks = a.blocks, picking.emission.out.block_size = a.block_size;
   picking.emission.stats = exec.stats;

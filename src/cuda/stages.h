@@ -39,6 +39,8 @@ KernelList pick_kernels();
 KernelList pick_quick_kernels();
 KernelList pick_stream_kernels();
 KernelList pick_sm90_kernels();
+KernelList pick_blocks_kernels();
+KernelList decode_admitted_kernels();
 KernelList merge_kernels();
 KernelList logits_kernels();
 KernelList rows_kernels();
@@ -49,13 +51,31 @@ KernelList gather_kernels();
 KernelList pool_kernels();
 KernelList memory_kernels();
 
-inline std::array<KernelList, 22> kernel_lists() {
-  return {look_kernels(),   score_kernels(),        score_f32_kernels(),    score_sm90_kernels(),
-          pick_kernels(),   pick_quick_kernels(),   pick_stream_kernels(),  pick_sm90_kernels(),
-          decode_kernels(), decode_quick_kernels(), decode_short_kernels(), prefill_kernels(),
-          merge_kernels(),  logits_kernels(),       rows_kernels(),         quantize_kernels(),
-          claim_kernels(),  cache_kernels(),        gather_kernels(),       pool_kernels(),
-          memory_kernels(), whole_kernels()};
+inline std::array<KernelList, 24> kernel_lists() {
+  return {look_kernels(),
+          score_kernels(),
+          score_f32_kernels(),
+          score_sm90_kernels(),
+          pick_kernels(),
+          pick_quick_kernels(),
+          pick_stream_kernels(),
+          pick_sm90_kernels(),
+          decode_kernels(),
+          decode_quick_kernels(),
+          decode_short_kernels(),
+          prefill_kernels(),
+          merge_kernels(),
+          logits_kernels(),
+          rows_kernels(),
+          quantize_kernels(),
+          claim_kernels(),
+          cache_kernels(),
+          gather_kernels(),
+          pool_kernels(),
+          memory_kernels(),
+          pick_blocks_kernels(),
+          decode_admitted_kernels(),
+          whole_kernels()};
 }
 
 }  // namespace topkey::cuda

@@ -11,6 +11,8 @@ namespace topkey::cuda {
 size_t room_bytes(Op op, const Shape& shape);
 /// Of a search by decode_sm90.h, if the shape may come there; else 0.
 size_t decode_bytes(const Shape& shape);
+/// Of one by decode_blocks.h, likewise.
+size_t decode_blocks_bytes(const Shape& shape);
 /// Of one by prefill_sm90.h, likewise.
 size_t prefill_bytes(const Shape& shape);
 

@@ -148,9 +148,8 @@ __device__ __forceinline__ LinearBins bins_of(float3 m, float quantile) {
   const float scale = fminf(fmaxf(__fdividef(kPickBins / 2.0f, deviation), 1e-30f), 1e30f);
   return {scale, -low * scale};
 }
-/// The same from a sample that all blocks of the cluster read alike. Ends with a barrier of the block.
-__device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* scores, uint32_t n, uint32_t k) {
-  const float sample = __ldg(scores + threadIdx.x * n / kPickThreads);
+/// The same from a sample, one of each thread, that all blocks of the cluster have alike. Ends with a barrier of the block.
+__device__ __forceinline__ LinearBins bins_of_sample(PickShared& s, float sample, uint32_t n, uint32_t k) {
   const float quantile = quantile_of(k, n);  // while the sample is on its way
   const bool counts = fabsf(sample) < 1e15f;
   const uint32_t lane = threadIdx.x % 32;
@@ -168,6 +167,9 @@ __device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* sco
     m.z += __shfl_xor_sync(~0u, m.z, step);
   }
   return bins_of({m.x, m.y, m.z}, quantile);
+}
+__device__ __forceinline__ LinearBins guess_bins(PickShared& s, const float* scores, uint32_t n, uint32_t k) {
+  return bins_of_sample(s, __ldg(scores + threadIdx.x * n / kPickThreads), n, k);
 }
 /// A thread of one vector adds all four without a branch; one of more looks for those that are in a bin first.
 __device__ __forceinline__ void count_linear(const Slice& s, const uint4* vectors, LinearBins bins, uint32_t* counts) {

@@ -4,6 +4,7 @@
 // keep, each for its half of the rows, the same stages of 64 keys; a third brings keys and queries. A tile is worked on
 // as one item or more: rows of one table row, whose windows lie together.
 #pragma once
+#include "cuda/device/block_maxima.cuh"
 #include "cuda/device/emit.cuh"
 #include "cuda/device/facts.cuh"
 #include "cuda/device/key_boxes.cuh"
@@ -44,8 +45,9 @@ struct PrefillJob {
   int32_t rows, tiles;
   int heads, query_alignment;
   int32_t turn;
-  int page_shift;   ///< log2 of the page size; -1: not a power of two
-  uint32_t length;  ///< most entries of a column
+  int page_shift;      ///< log2 of the page size; -1: not a power of two
+  uint32_t length;     ///< most entries of a column
+  BlockMaxima maxima;  ///< of blocks of 8 or 16 keys that begin at position 0
 };
 
 struct Item {

@@ -2,6 +2,7 @@
 //
 // The quick decode kernel's data: what it is told, what a block has of its rows, and how blocks tell each other of them.
 #pragma once
+#include "cuda/device/block_maxima.cuh"
 #include "cuda/device/decode_bins.cuh"
 #include "cuda/device/order.cuh"
 #include "cuda/device/plain_decode.cuh"
@@ -26,6 +27,7 @@ struct QuickJob : PlainDecode {
   uint4* headers;        ///< [rows] blocks that have arrived, once per step; keys that are not live
   uint2* shares;         ///< [rows, blocks] keys above the interval in question, and inside
   uint64_t* candidates;  ///< [rows, kQuickCandidates] key of the order << 32 | ~position
+  BlockMaxima maxima;
 };
 
 /// What a block has of a row: all scores, or a list of those that may win, with their positions, which ascend.
