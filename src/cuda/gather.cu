@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
+#include "cuda/device/divisor.cuh"
 #include "cuda/device/key_rows.cuh"
 #include "cuda/keys.h"
 #include "cuda/launch.h"
@@ -23,6 +24,7 @@ struct GatherJob {
 struct GatherVectors {
   KeySource keys;
   Tensor indptr;
+  Divisor page_size;
   int64_t total;
   uint8_t *values, *scales;  ///< out
   int64_t value_step, scale_step;
@@ -64,20 +66,53 @@ __global__ __launch_bounds__(128) void gather_rows(const __grid_constant__ Gathe
   if (blockIdx.x == 0) count_gathered(job.a.indptr, job.a.total, job.stats);
 }
 
+/// Page of a position as the block table has it.
+__device__ __forceinline__ int64_t entry_of(const GatherVectors& job, int64_t request, int64_t position) {
+  return *element<int32_t>(job.keys.block_table, request, job.page_size.quotient(static_cast<uint32_t>(position)));
+}
 /// Where row i of the call lies; values null: nowhere. false: the row is no request's.
 __device__ __forceinline__ bool find_row(const GatherVectors& job, int64_t i, KeyBytes& from) {
   from = {nullptr, nullptr};
-  int64_t request = 0, first = integer(job.indptr, 0);
+  const KeySource& keys = job.keys;
+  int64_t request = 0, first = integer(job.indptr, 0), page = 0;
   if (job.indptr.shape[0] == 2) {
-    if (i < first || i >= integer(job.indptr, 1)) return false;
+    // The first row of a call is row 0 nearly always: its page is asked for before that is known.
+    const int64_t end = integer(job.indptr, 1);
+    page = i < keys.count ? entry_of(job, 0, i) : 0;
+    if (i < first || i >= end) return false;
   } else {
     request = request_in(job.indptr, i);
     if (request < 0) return false;
     first = integer(job.indptr, request);
   }
   const int64_t position = i - max(0ll, static_cast<long long>(first));
-  if (position < job.keys.count) from = find_key(job.keys, static_cast<int32_t>(request), position);
+  if (position >= keys.count) return true;
+  if (request > 0 || first > 0) page = entry_of(job, request, position);
+  if (page < 0 || page >= keys.num_pages) return true;
+  const uint32_t at = static_cast<uint32_t>(position), row = at - job.page_size.quotient(at) * job.page_size.value;
+  const int64_t base = page * keys.page_stride;
+  from = {keys.values + base + row * keys.value_step, keys.scales + base + row * keys.scale_step};
   return true;
+}
+
+/// A vector a lane, for few rows: nothing waits for another lane, and all rows are under way at once.
+__global__ __launch_bounds__(128) void gather_few(const __grid_constant__ GatherVectors job) {
+  const int64_t row = (int64_t{blockIdx.x} * 128 + threadIdx.x) >> job.log_lanes;
+  const uint32_t vector = threadIdx.x & ((1u << job.log_lanes) - 1);
+  KeyBytes from{nullptr, nullptr};
+  if (row < job.total && find_row(job, row, from)) {
+    uint4 value = {job.nan, job.nan, job.nan, job.nan};
+    uint32_t scale = job.scale;
+    const bool scaled = job.has_scale && vector == 0;
+    if (from.values != nullptr) {
+      value = reinterpret_cast<const uint4*>(from.values)[vector];
+      if (scaled) scale = *reinterpret_cast<const uint32_t*>(from.scale);
+    }
+    reinterpret_cast<uint4*>(job.values + row * job.value_step)[vector] = value;
+    if (scaled) *reinterpret_cast<uint32_t*>(job.scales + row * job.scale_step) = scale;
+    if (from.values == nullptr && vector == 0) count(job.stats, kSkippedPages, 1);
+  }
+  if (blockIdx.x == 0) count_gathered(job.indptr, job.total, job.stats);
 }
 
 /// A warp takes 32 rows: each lane finds one of them, then as many lanes as a row has vectors move it.
@@ -118,7 +153,11 @@ __global__ __launch_bounds__(128) void gather_vectors(const __grid_constant__ Ga
   if (blockIdx.x == 0) count_gathered(job.indptr, job.total, job.stats);
 }
 
+/// Vectors of a call up to which a lane has one.
+constexpr int64_t kFewVectors = 16384;
+
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&gather_vectors), 0},
+                                {reinterpret_cast<const void*>(&gather_few), 0},
                                 {reinterpret_cast<const void*>(&gather_rows), 0}};
 
 /// A key that scores NaN, as nan_row writes it, in words.
@@ -153,8 +192,9 @@ bool vectors_of(const GatherJob& job, GatherVectors* v) {
                              aligned(out.scales.data, 4) && v->scale_step % 4 == 0;
     if (!scales_suit) return false;
   }
-  if (!whole || !values_suit || job.layout.tile > 0 || from.format == KeyFormat::q8_0) return false;
+  if (!whole || !values_suit || !from.paged || job.layout.tile > 0 || from.format == KeyFormat::q8_0) return false;
   v->keys = from, v->indptr = job.a.indptr, v->total = job.a.total;
+  v->page_size = divisor(static_cast<uint32_t>(from.page_size));
   v->values = static_cast<uint8_t*>(out.values.data), v->scales = static_cast<uint8_t*>(out.scales.data);
   while (1 << v->log_lanes < vectors) ++v->log_lanes;
   v->nan = nan_word(from.format), v->scale = from.format == KeyFormat::mxfp4 ? 0xFFFFFFFFu : kCanonicalNan;
@@ -164,7 +204,7 @@ bool vectors_of(const GatherJob& job, GatherVectors* v) {
 
 }  // namespace
 
-KernelList gather_kernels() { return {kEntries, 2}; }
+KernelList gather_kernels() { return {kEntries, 3}; }
 
 void gather_k(const GatherK& a, const Exec& exec) {
   const Launch launch("gather_k", exec);
@@ -174,6 +214,12 @@ void gather_k(const GatherK& a, const Exec& exec) {
   GatherVectors vectors{};
   if (!vectors_of(job, &vectors)) {
     gather_rows<<<launch.blocks((a.total + 3) / 4, 8), 128, 0, launch.stream()>>>(job);
+    TOPKEY_CUDA_LAUNCHED("gather_k");
+    return;
+  }
+  const int64_t lanes = a.total << vectors.log_lanes, few = (lanes + 127) / 128;
+  if (lanes <= kFewVectors && launch.blocks(few, 8) >= few) {
+    gather_few<<<static_cast<uint32_t>(few), 128, 0, launch.stream()>>>(vectors);
   } else {
     gather_vectors<<<launch.blocks((a.total + 127) / 128, 8), 128, 0, launch.stream()>>>(vectors);
   }
