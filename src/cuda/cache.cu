@@ -120,8 +120,9 @@ __global__ __launch_bounds__(128, kUsual == Usual::no ? 3 : 5) void store_vector
   const VectorRecipe recipe = told<kUsual>(job.recipe);
   const Lines lines{job.k.data, job.k.step, kKnown ? DType::bf16 : job.k.dtype, kKnown || job.k.fours};
   const auto slots_of = [&](int64_t i) { return job.slots[i]; };
-  const uint32_t warp = blockIdx.x * 4 + threadIdx.x / 32;
-  for (uint32_t first = warp * kTeams; first < job.rows; first += gridDim.x * 4 * kTeams) {
+  const uint32_t warps = blockDim.x / 32, warp = blockIdx.x * warps + threadIdx.x / 32;
+  if (recipe.rope_dim > 0) expect(recipe.cos_sin.data);
+  for (uint32_t first = warp * kTeams; first < job.rows; first += gridDim.x * warps * kTeams) {
     // All that does not wait for anything else is read at once, and nothing looked at before (hence the sync).
     const bool there = first + team_number() < job.rows;
     const uint32_t row = there ? first + team_number() : first;
@@ -136,6 +137,11 @@ __global__ __launch_bounds__(128, kUsual == Usual::no ? 3 : 5) void store_vector
     Rotation<kEach> rotation;
     rotation.read(recipe, position);
     const bool live = there && slot >= 0 && slot < job.slot_count;
+    const uint32_t page = job.page_size.quotient(static_cast<uint32_t>(slot)),
+                   offset = static_cast<uint32_t>(slot) - page * job.page_size.value;
+    uint8_t* at = job.pages + page * job.page_stride;
+    uint8_t* scale = at + job.scale_base + int64_t{offset} * job.scale_step;
+    if (live) expect(scale);
     if (job.stats != nullptr && there && team_lane() == 0) {
       count(job.stats, kSkippedSlots, slot >= job.slot_count);
       count(job.stats, kSkippedPages, live && rotation.wild);
@@ -151,11 +157,7 @@ __global__ __launch_bounds__(128, kUsual == Usual::no ? 3 : 5) void store_vector
 #pragma unroll
     for (int i = 0; i < 4 * kEach; ++i) x[i / 4][i % 4] = k.four[i / 4].value(lines.dtype, i % 4);
     transform_vector(recipe, norm, rotation, x);
-    const uint32_t page = job.page_size.quotient(static_cast<uint32_t>(slot)),
-                   offset = static_cast<uint32_t>(slot) - page * job.page_size.value;
-    uint8_t* at = job.pages + page * job.page_stride;
-    quantize_vector(recipe, x, at + int64_t{offset} * job.value_step,
-                    at + job.scale_base + int64_t{offset} * job.scale_step, live && !again);
+    quantize_vector(recipe, x, at + int64_t{offset} * job.value_step, scale, live && !again);
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, job.rows);
 }
@@ -195,7 +197,10 @@ void store_some(StoreJob job, void* workspace, const Launch& launch) {
                         : usual == Usual::normed   ? store_vectors<4, Usual::normed>
                         : usual == Usual::plain    ? store_vectors<4, Usual::plain>
                                                    : store_vectors<4, Usual::no>;
-    kernel<<<launch.blocks((rows + 4 * kTeams - 1) / (4 * kTeams), 5), 128, 0, launch.stream()>>>(vectors);
+    // Few rows are spread, a warp a block.
+    const int warps = rows <= int64_t{launch.sms()} * kTeams ? 1 : 4;
+    kernel<<<launch.blocks((rows + warps * kTeams - 1) / (warps * kTeams), 20 / warps), 32 * warps, 0, launch.stream()>>>(
+        vectors);
   } else {
     const int warps = warps_for(job.recipe.head_dim);
     const size_t shared = shared_for(job.recipe.head_dim) + static_cast<size_t>(warps * job.scratch);

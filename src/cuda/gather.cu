@@ -7,6 +7,7 @@
 #include "cuda/check.h"
 #include "cuda/device/divisor.cuh"
 #include "cuda/device/key_rows.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/keys.h"
 #include "cuda/launch.h"
 #include "cuda/stages.h"
@@ -99,6 +100,8 @@ __device__ __forceinline__ bool find_row(const GatherVectors& job, int64_t i, Ke
 __global__ __launch_bounds__(128) void gather_few(const __grid_constant__ GatherVectors job) {
   const int64_t row = (int64_t{blockIdx.x} * 128 + threadIdx.x) >> job.log_lanes;
   const uint32_t vector = threadIdx.x & ((1u << job.log_lanes) - 1);
+  expect(job.keys.values), expect(job.values);
+  if (job.has_scale) expect(job.scales);
   KeyBytes from{nullptr, nullptr};
   if (row < job.total && find_row(job, row, from)) {
     uint4 value = {job.nan, job.nan, job.nan, job.nan};

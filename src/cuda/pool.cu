@@ -55,16 +55,17 @@ struct Making {
   int count;  ///< tokens; 0: nothing is made
   int64_t slot, position;
 };
-/// What `row` completes, if anything, by so many lanes.
+/// What `row` completes, if anything, by so many lanes. counts: the statistics are told.
 template <int kLanes, class Kind>
-__device__ __forceinline__ Making look_at(const Kind& kind, int64_t row, int64_t rows, int64_t* sources) {
+__device__ __forceinline__ Making look_at(const Kind& kind, int64_t row, int64_t rows, int64_t* sources,
+                                          bool counts = true) {
   const Common& c = kind.c;
   Making m{0, integer(c.slot_mapping, row), 0};
   const int64_t slots = c.cache.pages.shape[0] * c.cache.page_size;
   if (m.slot < 0 || !kind.wants(row)) return m;
   m.count = m.slot < slots ? kind.template collect<kLanes>(row, sources) : 0;
   m.position = m.count > 0 ? kind.rope_position(row) : 0;
-  if (Together<kLanes>::lane() == 0) {
+  if (counts && Together<kLanes>::lane() == 0) {
     count(c.stats, kSkippedSlots, m.count == 0);
     const bool outside = m.count > 0 && c.recipe.rope.dim > 0 && m.position >= c.recipe.rope.cos_sin.shape[0];
     count(c.stats, kSkippedPages, outside);
@@ -221,8 +222,8 @@ __global__ __launch_bounds__(256) void make_and_leave(const __grid_constant__ Ki
 }
 
 /// Not inlined: what is seldom. False: nothing is made; else the tokens' addresses in `room`, k and gate of each.
-__device__ __noinline__ bool make_seldom(const QuickPools& job, uint32_t row, int64_t* room) {
-  if (look_at<32>(job.pools, row, job.rows, room).count == 0) return false;
+__device__ __noinline__ bool make_seldom(const QuickPools& job, uint32_t row, int64_t* room, bool counts) {
+  if (look_at<32>(job.pools, row, job.rows, room, counts).count == 0) return false;
   const Pools::Found found{job.pools, room};
   const int64_t own = reinterpret_cast<int64_t>(found.part(lane_id() / 2 % kQuickTokens, lane_id() % 2));
   __syncwarp();
@@ -231,33 +232,39 @@ __device__ __noinline__ bool make_seldom(const QuickPools& job, uint32_t row, in
   return true;
 }
 
-/// The key that a row completes, if it does.
-__device__ __forceinline__ void make_quick(const QuickPools& job, const QuickRow& r, bool again, int64_t* room) {
+/// Whether a row's pool is made; then where its tokens lie. By a warp.
+template <class Row>
+__device__ __forceinline__ bool look_quickly(const QuickPools& job, const Row& r, bool again, int64_t* room, bool counts,
+                                             QuickTokens* tokens) {
   const bool inside = r.slot < job.slot_count, whole = r.last % kQuickTokens == kQuickTokens - 1;
   const bool has_state = r.own >= 0 && r.own < job.pools.c.entries;
   bool ends = false;
-  const int found = r.found(&ends);
-  if (r.slot < 0) return;
+  const int found = found_of(r, &ends);
+  if (r.slot < 0) return false;
   bool make = inside && whole && (found == kQuickTokens || has_state);
   const bool seldom = inside && whole && (!ends || (make && again));
-  if (seldom) make = make_seldom(job, r.row, room);
-  if (!seldom && lane_id() == 0) count(job.pools.c.stats, kSkippedSlots, !make);
-  if (!make) return;
-  QuickTokens tokens = tokens_of(job, r, found);
+  if (seldom) make = make_seldom(job, r.row, room, counts);
+  if (!seldom && counts && lane_id() == 0) count(job.pools.c.stats, kSkippedSlots, !make);
+  if (!make) return false;
+  *tokens = tokens_of(job, r, found);
 #pragma unroll
   for (int j = 0; seldom && j < kQuickTokens - 1; ++j) {
-    tokens.k[j] = reinterpret_cast<const uint8_t*>(room[2 * j]);
-    tokens.gate[j] = reinterpret_cast<const uint8_t*>(room[2 * j + 1]);
+    tokens->k[j] = reinterpret_cast<const uint8_t*>(room[2 * j]);
+    tokens->gate[j] = reinterpret_cast<const uint8_t*>(room[2 * j + 1]);
   }
-  float x[1][4];
-  join_quick(tokens, r, x);
+  return true;
+}
+
+/// A joined vector to its slot, by a warp.
+__device__ __forceinline__ void put_quick(const QuickPools& job, int64_t slot, float (&x)[1][4]) {
+  const Divisor& size = job.pools.c.page;
+  const uint32_t page = size.quotient(static_cast<uint32_t>(slot)), offset = static_cast<uint32_t>(slot) - page * size.value;
+  uint8_t* at = job.pages + page * job.page_stride;
   hadamard_vector<32>(job.recipe, x);
-  const int64_t number = quotient(r.slot, job.pools.c.page), offset = r.slot - number * job.pools.c.page.value;
-  uint8_t* page = job.pages + number * job.page_stride;
   VectorRecipe recipe = job.recipe;
   recipe.format = KeyFormat::fp8, recipe.rule.code = RuleFacts::divide, recipe.rule.whole_bf16 = true;
-  const float scale = quantize_e4m3<32>(recipe, x, page + offset * job.value_step, true);
-  if (lane_id() == 0) put_scale(page + job.scale_base + offset * job.scale_step, scale);
+  const float scale = quantize_e4m3<32>(recipe, x, at + int64_t{offset} * job.value_step, true);
+  if (lane_id() == 0) put_scale(at + job.scale_base + int64_t{offset} * job.scale_step, scale);
 }
 
 /// Many rows, of which a warp looks at 32 neighbours at a time: few complete a pool. The state is left by another launch.
@@ -276,38 +283,54 @@ __global__ __launch_bounds__(128) void quick_pools(const __grid_constant__ Quick
       } else if (r.slot < job.slot_count) {
         again = !claims.is_last(slots_of, r.row, r.slot);
       }
-      make_quick(job, r, again, room[threadIdx.x / 32]);
+      QuickTokens tokens;
+      if (look_quickly(job, r, again, room[threadIdx.x / 32], true, &tokens)) {
+        float x[1][4];
+        join_quick(tokens, r, x);
+        put_quick(job, r.slot, x);
+      }
       __syncwarp();
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.pools.c.stats, kRows, job.rows);
 }
 
-/// Few rows, a warp each, and their state: one thread block, or a cluster of them; all have read the state before any
-/// writes it.
-__global__ __launch_bounds__(256) void quick_pools_and_tail(const __grid_constant__ QuickPools job) {
-  __shared__ int64_t room[8][2 * kQuickTokens];
-  const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-  QuickRow r(job, row < job.rows ? row : 0);
+/// Rows of one thread block, four warps each.
+constexpr int kQuickRows = 8;
+
+/// Few rows and their state: one thread block, or a cluster of them; all have read the state before any writes it.
+__global__ __launch_bounds__(128 * kQuickRows) void quick_pools_and_tail(const __grid_constant__ QuickPools job) {
+  __shared__ int64_t room[4 * kQuickRows][2 * kQuickTokens];
+  __shared__ float4 joined[kQuickRows][32];
+  const uint32_t own = threadIdx.x / 128, row = blockIdx.x * (blockDim.x / 128) + own, warp = threadIdx.x / 32;
+  const bool there = row < job.rows, first = warp % 4 == 0;
+  const QuickChannel r(job, there ? row : 0);
   const QuickAgain behind(job, r, true);
-  r.settle();
-  if (row < job.rows) make_quick(job, r, behind.key, room[threadIdx.x / 32]);
+  QuickTokens tokens;
+  const bool make = there && look_quickly(job, r, behind.key, room[warp], first, &tokens);
+  if (make) reinterpret_cast<float*>(joined[own])[r.channel] = r.join(tokens);
+  if (gridDim.x == 1) {
+    __syncthreads();
+  } else {
 #ifdef TOPKEY_HAS_WGMMA
-  if (gridDim.x > 1) cluster_barrier();
+    cluster_barrier();
 #endif
-  if (gridDim.x == 1) __syncthreads();
-  if (row == 0 && lane_id() == 0) count(job.pools.c.stats, kRows, job.rows);
-  if (row >= job.rows || r.last < 0 || r.own < 0) return;
-  if (r.own >= job.pools.c.entries) {
-    if (lane_id() == 0) count(job.pools.c.stats, kSkippedSlots, 1);
-    return;
   }
-  if (behind.state) return;
-  const Divisor& ring = job.pools.ring;
-  const int64_t block = quotient(r.own, ring);
-  uint8_t* to = job.tail + block * job.tail_block + (r.own - block * ring.value) * job.tail_entry;
-  reinterpret_cast<uint2*>(to)[lane_id()] = {r.k.bits[0], r.k.bits[1]};
-  reinterpret_cast<uint2*>(to + job.tail_half)[lane_id()] = {r.gate.bits[0], r.gate.bits[1]};
+  if (row == 0 && threadIdx.x == 0) count(job.pools.c.stats, kRows, job.rows);
+  if (there && r.last >= 0 && r.own >= 0 && !behind.state) {
+    if (r.own < job.pools.c.entries) {
+      const Divisor& ring = job.pools.ring;
+      const int64_t block = quotient(r.own, ring);
+      uint8_t* to = job.tail + block * job.tail_block + (r.own - block * ring.value) * job.tail_entry;
+      reinterpret_cast<uint16_t*>(to)[r.channel] = r.k;
+      reinterpret_cast<uint16_t*>(to + job.tail_half)[r.channel] = r.gate;
+    }
+  }
+  if (there && first && lane_id() == 0) count(job.pools.c.stats, kSkippedSlots, r.last >= 0 && r.own >= job.pools.c.entries);
+  if (!make || !first) return;
+  const float4 four = joined[own][lane_id()];
+  float x[1][4] = {{four.x, four.y, four.z, four.w}};
+  put_quick(job, r.slot, x);
 }
 
 constexpr int kMostShared = kMostProducerShared + kMaxTokens * 8;
@@ -352,15 +375,14 @@ bool quick_of(const Pools& p, QuickPools* q) {
 
 /// Few rows of them and their state in one launch; false: not so.
 bool run_quick(const QuickPools& job, const Launch& launch) {
-  constexpr uint32_t kWarps = 8;
-  if (!job.leaves || job.rows > kRowsAtOnce || (job.rows > kWarps && !launch.hopper())) return false;
+  if (!job.leaves || job.rows > kRowsAtOnce || (job.rows > kQuickRows && !launch.hopper())) return false;
   uint32_t blocks = 1;
   while (blocks < 8 && launch.hopper() && 2 * blocks <= job.rows) blocks *= 2;
   if (launch.sms() < static_cast<int>(blocks)) return false;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim = {blocks, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks), config.blockDim = dim3(32 * ((job.rows + blocks - 1) / blocks));
+  config.gridDim = dim3(blocks), config.blockDim = dim3(128 * ((job.rows + blocks - 1) / blocks));
   config.stream = launch.stream(), config.attrs = &attribute, config.numAttrs = blocks > 1 ? 1 : 0;
   TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, quick_pools_and_tail, job));
   TOPKEY_CUDA_LAUNCHED("pool_k");

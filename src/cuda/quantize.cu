@@ -85,6 +85,7 @@ __global__ __launch_bounds__(128, kUsual == Usual::no ? 4 : 6) void quantize_que
   const DType q_dtype = kKnown ? DType::bf16 : job.q_dtype;
   const bool fp8 = recipe.format != KeyFormat::mxfp4;
   const uint32_t vectors = job.rows * job.heads.value, warp = blockIdx.x * 4 + threadIdx.x / 32;
+  if (recipe.rope_dim > 0) expect(recipe.cos_sin.data);
   for (uint32_t first = warp * kTeams; first < vectors; first += gridDim.x * 4 * kTeams) {
     const bool there = first + team_number() < vectors;
     const uint32_t v = there ? first + team_number() : first;
@@ -96,6 +97,7 @@ __global__ __launch_bounds__(128, kUsual == Usual::no ? 4 : 6) void quantize_que
     RawFour w;
     w.bits[0] = job.weights_dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight)
                                                 : *reinterpret_cast<const uint16_t*>(weight);
+    if (first < 4 * gridDim.x * kTeams) expect(job.q_out.at(row, h)), expect(job.weights_out.at(row, h));
     __syncwarp();  // nothing is looked at before all this is under way
     Rotation<kEach> rotation;
     rotation.read(recipe, position);

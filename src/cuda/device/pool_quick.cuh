@@ -55,23 +55,26 @@ struct QuickRow {
   }
   /// When all that is there.
   __device__ __forceinline__ void settle() { last = real_position(position, request); }
-  /// How many of the last tokens are the rows that end with this one; *ends: no other row before them can hold a token.
-  __device__ __forceinline__ int found(bool* ends) const {
-    const uint32_t lane = lane_id();
-    const bool same = lane <= row && request_before == request;
-    const uint32_t hits = __ballot_sync(kWarp, same && position_before == last - lane) & (1u << kQuickTokens) - 1;
-    const uint32_t others = __ballot_sync(kWarp, !same);
-    const int run = __ffs(static_cast<int>(~hits)) - 1;
-    *ends = run == kQuickTokens || (others >> run & 1u) != 0;
-    return run;
-  }
 };
+
+/// How many of the last tokens are the rows that end with this one; *ends: no other row before them can hold a token.
+template <class Row>
+__device__ __forceinline__ int found_of(const Row& r, bool* ends) {
+  const uint32_t lane = lane_id();
+  const bool same = lane <= r.row && r.request_before == r.request;
+  const uint32_t hits = __ballot_sync(kWarp, same && r.position_before == r.last - lane) & ((1u << kQuickTokens) - 1);
+  const uint32_t others = __ballot_sync(kWarp, !same);
+  const int run = __ffs(static_cast<int>(~hits)) - 1;
+  *ends = run == kQuickTokens || (others >> run & 1u) != 0;
+  return run;
+}
 
 /// Whether a row behind has the same cache slot; and, where it is asked, whether a real one has the same entry of the state.
 struct QuickAgain {
   bool key = false, state = false;
 
-  __device__ __forceinline__ QuickAgain(const QuickPools& job, const QuickRow& r, bool states) {
+  template <class Row>
+  __device__ __forceinline__ QuickAgain(const QuickPools& job, const Row& r, bool states) {
     for (uint32_t base = r.row + 1; base < job.rows; base += 64) {
       int64_t slot[2], own[2], position[2], request[2];
 #pragma unroll
@@ -96,7 +99,8 @@ struct QuickTokens {
   const uint8_t *k[kQuickTokens - 1], *gate[kQuickTokens - 1];  ///< but for the last, which is the row
 };
 /// `found` of the tokens are the rows that end with `row`, the others lie in the tail.
-__device__ __forceinline__ QuickTokens tokens_of(const QuickPools& job, const QuickRow& r, int found) {
+template <class Row>
+__device__ __forceinline__ QuickTokens tokens_of(const QuickPools& job, const Row& r, int found) {
   QuickTokens t;
   const Divisor& ring = job.pools.ring;
   const int64_t first = r.last - (kQuickTokens - 1);
@@ -154,5 +158,52 @@ __device__ __forceinline__ void join_quick(const QuickTokens& t, const QuickRow&
   divide_four(sums, weights, x[0]);
   to_input(DType::bf16, x[0]);
 }
+
+/// The same for few rows, of which four warps have one: a channel a lane.
+struct QuickChannel {
+  uint32_t row, channel;
+  int64_t slot, position, request, own;
+  int64_t position_before, request_before;
+  uint16_t k, gate;
+  float ape[kQuickTokens];
+  int64_t last;
+
+  __device__ __forceinline__ QuickChannel(const QuickPools& job, uint32_t r) : row(r), channel(threadIdx.x % 128) {
+    const uint32_t lane = lane_id() % kQuickTokens, before = row >= lane ? row - lane : row;
+    slot = job.slots[row], position = job.positions[row], request = job.requests[row], own = job.state_slots[row];
+    position_before = job.positions[before], request_before = job.requests[before];
+    k = reinterpret_cast<const uint16_t*>(job.k + row * job.k_step)[channel];
+    gate = reinterpret_cast<const uint16_t*>(job.gate + row * job.gate_step)[channel];
+#pragma unroll
+    for (int j = 0; j < kQuickTokens; ++j) ape[j] = job.ape[j * job.ape_step + channel];
+    expect(job.tail), expect(job.pages);
+    __syncwarp();
+    last = real_position(position, request);
+  }
+  __device__ __forceinline__ float join(const QuickTokens& t) const {
+    uint16_t ks[kQuickTokens], gates[kQuickTokens];
+#pragma unroll
+    for (int j = 0; j < kQuickTokens - 1; ++j) {
+      ks[j] = reinterpret_cast<const uint16_t*>(t.k[j])[channel];
+      gates[j] = reinterpret_cast<const uint16_t*>(t.gate[j])[channel];
+    }
+    ks[kQuickTokens - 1] = k, gates[kQuickTokens - 1] = gate;
+    float score[kQuickTokens], most = 0.0f, sum = 0.0f, weight = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kQuickTokens; ++j) {
+      score[j] = bf16_to_float(gates[j]) + ape[j];
+      most = j == 0 || score[j] > most ? score[j] : most;
+    }
+#pragma unroll
+    for (int j = 0; j < kQuickTokens; ++j) {
+      const float p = exp_of_negative(score[j] - most);
+      sum = sum + bf16_to_float(ks[j]) * p;
+      weight = weight + p;
+    }
+    float pair[4] = {sum / weight, 0.0f, 0.0f, 0.0f};
+    to_input(DType::bf16, pair);
+    return pair[0];
+  }
+};
 
 }  // namespace topkey::cuda

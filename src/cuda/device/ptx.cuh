@@ -63,6 +63,8 @@ __device__ __forceinline__ uint32_t add_shared(uint32_t* at, uint32_t n) {
                : "memory");
   return before;
 }
+/// Asks for memory that is soon read or written: where its page lies is looked up meanwhile, which takes as long as a read.
+__device__ __forceinline__ void expect(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 /// Behind it the number is there.
 __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

@@ -342,7 +342,7 @@ __device__ __forceinline__ void put_words(uint8_t* to, const uint32_t (&word)[kE
 }
 
 /// a / b, of which `inverse` is 1 / b: rounded to nearest, or so close to it that the e4m3 code is the same (for every
-/// fraction of b all a next to the edge of a code were tried; see tests/quotient_test.cpp). Where the code is not 0, nothing
+/// fraction of b all a next to the edge of a code were tried; see tests/gpu/producers_test.cpp). Where the code is not 0, nothing
 /// here leaves the normal numbers.
 __device__ __forceinline__ float quotient_by(float a, float b, float inverse) {
   const float q = a * inverse;
