@@ -114,8 +114,8 @@ __device__ __forceinline__ bool comes_again_behind(SlotsBehind& behind, uint32_t
 
 /// The same for vectors in registers, a team of lanes a row.
 template <int kEach, Usual kUsual>
-__global__ __launch_bounds__(128, kUsual == Usual::no ? 3 : 5) void store_vectors(
-    const __grid_constant__ StoreVectors job) {
+__global__ __launch_bounds__(128,
+                             kUsual == Usual::no ? 3 : 5) void store_vectors(const __grid_constant__ StoreVectors job) {
   constexpr bool kKnown = kUsual != Usual::no;
   const VectorRecipe recipe = told<kUsual>(job.recipe);
   const Lines lines{job.k.data, job.k.step, kKnown ? DType::bf16 : job.k.dtype, kKnown || job.k.fours};
@@ -193,14 +193,14 @@ void store_some(StoreJob job, void* workspace, const Launch& launch) {
   StoreVectors vectors{};
   if (vectors_of(job, &vectors)) {
     const Usual usual = vectors.k.fours && job.recipe.head_dim == 128 ? usual_of(vectors.recipe) : Usual::no;
-    const auto kernel = job.recipe.head_dim == 64  ? store_vectors<2, Usual::no>
-                        : usual == Usual::normed   ? store_vectors<4, Usual::normed>
-                        : usual == Usual::plain    ? store_vectors<4, Usual::plain>
-                                                   : store_vectors<4, Usual::no>;
+    const auto kernel = job.recipe.head_dim == 64 ? store_vectors<2, Usual::no>
+                        : usual == Usual::normed  ? store_vectors<4, Usual::normed>
+                        : usual == Usual::plain   ? store_vectors<4, Usual::plain>
+                                                  : store_vectors<4, Usual::no>;
     // Few rows are spread, a warp a block.
     const int warps = rows <= int64_t{launch.sms()} * kTeams ? 1 : 4;
-    kernel<<<launch.blocks((rows + warps * kTeams - 1) / (warps * kTeams), 20 / warps), 32 * warps, 0, launch.stream()>>>(
-        vectors);
+    kernel<<<launch.blocks((rows + warps * kTeams - 1) / (warps * kTeams), 20 / warps), 32 * warps, 0,
+             launch.stream()>>>(vectors);
   } else {
     const int warps = warps_for(job.recipe.head_dim);
     const size_t shared = shared_for(job.recipe.head_dim) + static_cast<size_t>(warps * job.scratch);

@@ -9,10 +9,10 @@
 #include "cuda/check.h"
 #include "cuda/claims.h"
 #include "cuda/device/join.cuh"
-#include "cuda/device/pool_kinds.cuh"
-#include "cuda/device/pool_quick.cuh"
+#include "cuda/device/pool_make.cuh"
 #include "cuda/device/ptx_sm90.cuh"
 #include "cuda/launch.h"
+#include "cuda/pool_quick.h"
 #include "cuda/producer.h"
 #include "cuda/stages.h"
 #include "cuda/vectors.h"
@@ -20,65 +20,6 @@
 
 namespace topkey::cuda {
 namespace {
-
-/// Rows that one cluster of at most 8 thread blocks takes.
-constexpr int64_t kRowsAtOnce = 64;
-
-/// Not inlined: rarely asked.
-template <int kLanes, class Kind>
-__device__ __noinline__ bool can_be_made(const Kind& kind, int64_t row, int64_t* sources) {
-  return kind.wants(row) && kind.template collect<kLanes>(row, sources) > 0;
-}
-
-/// True if a later row that can be made has the same slot: of equal slots the last key row is stored, whole. Where a later
-/// row has it, its tokens are looked for in `sources`, and *used is set. The table knows the last row that has the slot,
-/// whether it can be made or not.
-template <int kLanes, class Kind>
-__device__ bool made_again(const Kind& kind, int64_t row, int64_t rows, int64_t slot, int64_t* sources, bool* used) {
-  const auto slots_of = [&](int64_t i) { return integer(kind.c.slot_mapping, i); };
-  const Claims& claims = kind.c.key_claims;
-  if (claims.rows != nullptr && claims.is_last(slots_of, static_cast<uint32_t>(row), slot)) return false;
-  for (int64_t base = row + 1; base < rows; base += kLanes) {
-    const int64_t i = base + Together<kLanes>::lane();
-    unsigned same = Together<kLanes>::ballot(i < rows && slots_of(i) == slot);
-    for (; same != 0; same &= same - 1) {
-      const int64_t later = base + __ffs(static_cast<int>(same)) - 1;
-      *used = true;
-      if (can_be_made<kLanes>(kind, later, sources)) return true;
-    }
-  }
-  return false;
-}
-
-/// A key row that is to be made: whence and whither.
-struct Making {
-  int count;  ///< tokens; 0: nothing is made
-  int64_t slot, position;
-};
-/// What `row` completes, if anything, by so many lanes. counts: the statistics are told.
-template <int kLanes, class Kind>
-__device__ __forceinline__ Making look_at(const Kind& kind, int64_t row, int64_t rows, int64_t* sources,
-                                          bool counts = true) {
-  const Common& c = kind.c;
-  Making m{0, integer(c.slot_mapping, row), 0};
-  const int64_t slots = c.cache.pages.shape[0] * c.cache.page_size;
-  if (m.slot < 0 || !kind.wants(row)) return m;
-  m.count = m.slot < slots ? kind.template collect<kLanes>(row, sources) : 0;
-  m.position = m.count > 0 ? kind.rope_position(row) : 0;
-  if (counts && Together<kLanes>::lane() == 0) {
-    count(c.stats, kSkippedSlots, m.count == 0);
-    const bool outside = m.count > 0 && c.recipe.rope.dim > 0 && m.position >= c.recipe.rope.cos_sin.shape[0];
-    count(c.stats, kSkippedPages, outside);
-  }
-  if (m.count == 0) return m;
-  bool used = false;
-  if (made_again<kLanes>(kind, row, rows, m.slot, sources, &used)) {
-    m.count = 0;
-  } else if (used) {
-    can_be_made<kLanes>(kind, row, sources);
-  }
-  return m;
-}
 
 /// The key row that `row` completes, if it does, to its slot, by a warp.
 template <class Kind>
@@ -95,29 +36,6 @@ __device__ void make_row(const Kind& kind, int64_t row, int64_t rows, int64_t* s
   }
   transform(c.recipe, m.position, x);
   quantize_to_page(c.recipe, x, c.layout, page, offset, scratch);
-  __syncwarp();
-}
-
-/// The same for vectors in registers, each team of a warp with a row of its own; -1: none.
-template <class Kind, int kEach>
-__device__ __forceinline__ void make_vectors(const Kind& kind, int64_t row, int64_t rows, int64_t* sources) {
-  const Common& c = kind.c;
-  Making m{0, 0, 0};
-  if (row >= 0) m = look_at<kTeamLanes>(kind, row, rows, sources);
-  __syncwarp();
-  if (!__any_sync(kWarp, m.count > 0)) return;
-  Rotation<kEach> rotation;
-  rotation.read(c.vectors, m.position);
-  RawNorm<kEach> norm;
-  norm.read(c.vectors);
-  float x[kEach][4] = {};
-  if (m.count > 0) join_vector<Kind::kNarrow, Kind::kAtOnce>(kind.found(row, m.count, sources), m.count, x);
-  __syncwarp();
-  transform_vector(c.vectors, norm, rotation, x);
-  const int64_t number = quotient(m.slot, c.page), offset = m.slot - number * c.page.value;
-  uint8_t* page = static_cast<uint8_t*>(c.cache.pages.data) + number * c.cache.pages.stride[0];
-  quantize_vector(c.vectors, x, page + offset * c.layout.value_step,
-                  page + c.layout.scale_base + offset * c.layout.scale_step, m.count > 0);
   __syncwarp();
 }
 
@@ -221,118 +139,6 @@ __global__ __launch_bounds__(256) void make_and_leave(const __grid_constant__ Ki
 #endif
 }
 
-/// Not inlined: what is seldom. False: nothing is made; else the tokens' addresses in `room`, k and gate of each.
-__device__ __noinline__ bool make_seldom(const QuickPools& job, uint32_t row, int64_t* room, bool counts) {
-  if (look_at<32>(job.pools, row, job.rows, room, counts).count == 0) return false;
-  const Pools::Found found{job.pools, room};
-  const int64_t own = reinterpret_cast<int64_t>(found.part(lane_id() / 2 % kQuickTokens, lane_id() % 2));
-  __syncwarp();
-  if (lane_id() < 2 * kQuickTokens) room[lane_id()] = own;
-  __syncwarp();
-  return true;
-}
-
-/// Whether a row's pool is made; then where its tokens lie. By a warp.
-template <class Row>
-__device__ __forceinline__ bool look_quickly(const QuickPools& job, const Row& r, bool again, int64_t* room, bool counts,
-                                             QuickTokens* tokens) {
-  const bool inside = r.slot < job.slot_count, whole = r.last % kQuickTokens == kQuickTokens - 1;
-  const bool has_state = r.own >= 0 && r.own < job.pools.c.entries;
-  bool ends = false;
-  const int found = found_of(r, &ends);
-  if (r.slot < 0) return false;
-  bool make = inside && whole && (found == kQuickTokens || has_state);
-  const bool seldom = inside && whole && (!ends || (make && again));
-  if (seldom) make = make_seldom(job, r.row, room, counts);
-  if (!seldom && counts && lane_id() == 0) count(job.pools.c.stats, kSkippedSlots, !make);
-  if (!make) return false;
-  *tokens = tokens_of(job, r, found);
-#pragma unroll
-  for (int j = 0; seldom && j < kQuickTokens - 1; ++j) {
-    tokens->k[j] = reinterpret_cast<const uint8_t*>(room[2 * j]);
-    tokens->gate[j] = reinterpret_cast<const uint8_t*>(room[2 * j + 1]);
-  }
-  return true;
-}
-
-/// A joined vector to its slot, by a warp.
-__device__ __forceinline__ void put_quick(const QuickPools& job, int64_t slot, float (&x)[1][4]) {
-  const Divisor& size = job.pools.c.page;
-  const uint32_t page = size.quotient(static_cast<uint32_t>(slot)), offset = static_cast<uint32_t>(slot) - page * size.value;
-  uint8_t* at = job.pages + page * job.page_stride;
-  hadamard_vector<32>(job.recipe, x);
-  VectorRecipe recipe = job.recipe;
-  recipe.format = KeyFormat::fp8, recipe.rule.code = RuleFacts::divide, recipe.rule.whole_bf16 = true;
-  const float scale = quantize_e4m3<32>(recipe, x, at + int64_t{offset} * job.value_step, true);
-  if (lane_id() == 0) put_scale(at + job.scale_base + int64_t{offset} * job.scale_step, scale);
-}
-
-/// Many rows, of which a warp looks at 32 neighbours at a time: few complete a pool. The state is left by another launch.
-__global__ __launch_bounds__(128) void quick_pools(const __grid_constant__ QuickPools job) {
-  __shared__ int64_t room[4][2 * kQuickTokens];
-  const Claims& claims = job.pools.c.key_claims;
-  const auto slots_of = [&](int64_t i) { return job.slots[i]; };
-  for (uint32_t base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < job.rows; base += gridDim.x * 128) {
-    const uint32_t i = base + lane_id();
-    for (uint32_t rest = __ballot_sync(kWarp, i < job.rows && job.slots[i] >= 0); rest != 0; rest &= rest - 1) {
-      QuickRow r(job, base + __ffs(static_cast<int>(rest)) - 1);
-      r.settle();
-      bool again = false;
-      if (claims.rows == nullptr) {
-        again = QuickAgain(job, r, false).key;
-      } else if (r.slot < job.slot_count) {
-        again = !claims.is_last(slots_of, r.row, r.slot);
-      }
-      QuickTokens tokens;
-      if (look_quickly(job, r, again, room[threadIdx.x / 32], true, &tokens)) {
-        float x[1][4];
-        join_quick(tokens, r, x);
-        put_quick(job, r.slot, x);
-      }
-      __syncwarp();
-    }
-  }
-  if (blockIdx.x == 0 && threadIdx.x == 0) count(job.pools.c.stats, kRows, job.rows);
-}
-
-/// Rows of one thread block, four warps each.
-constexpr int kQuickRows = 8;
-
-/// Few rows and their state: one thread block, or a cluster of them; all have read the state before any writes it.
-__global__ __launch_bounds__(128 * kQuickRows) void quick_pools_and_tail(const __grid_constant__ QuickPools job) {
-  __shared__ int64_t room[4 * kQuickRows][2 * kQuickTokens];
-  __shared__ float4 joined[kQuickRows][32];
-  const uint32_t own = threadIdx.x / 128, row = blockIdx.x * (blockDim.x / 128) + own, warp = threadIdx.x / 32;
-  const bool there = row < job.rows, first = warp % 4 == 0;
-  const QuickChannel r(job, there ? row : 0);
-  const QuickAgain behind(job, r, true);
-  QuickTokens tokens;
-  const bool make = there && look_quickly(job, r, behind.key, room[warp], first, &tokens);
-  if (make) reinterpret_cast<float*>(joined[own])[r.channel] = r.join(tokens);
-  if (gridDim.x == 1) {
-    __syncthreads();
-  } else {
-#ifdef TOPKEY_HAS_WGMMA
-    cluster_barrier();
-#endif
-  }
-  if (row == 0 && threadIdx.x == 0) count(job.pools.c.stats, kRows, job.rows);
-  if (there && r.last >= 0 && r.own >= 0 && !behind.state) {
-    if (r.own < job.pools.c.entries) {
-      const Divisor& ring = job.pools.ring;
-      const int64_t block = quotient(r.own, ring);
-      uint8_t* to = job.tail + block * job.tail_block + (r.own - block * ring.value) * job.tail_entry;
-      reinterpret_cast<uint16_t*>(to)[r.channel] = r.k;
-      reinterpret_cast<uint16_t*>(to + job.tail_half)[r.channel] = r.gate;
-    }
-  }
-  if (there && first && lane_id() == 0) count(job.pools.c.stats, kSkippedSlots, r.last >= 0 && r.own >= job.pools.c.entries);
-  if (!make || !first) return;
-  const float4 four = joined[own][lane_id()];
-  float x[1][4] = {{four.x, four.y, four.z, four.w}};
-  put_quick(job, r.slot, x);
-}
-
 constexpr int kMostShared = kMostProducerShared + kMaxTokens * 8;
 #define TOPKEY_KIND(Kind)                                                       \
   {reinterpret_cast<const void*>(&make_keys<Kind, 0>), kMostShared},            \
@@ -342,53 +148,7 @@ constexpr int kMostShared = kMostProducerShared + kMaxTokens * 8;
       {reinterpret_cast<const void*>(&make_and_leave<Kind, 2>), kMostShared}, { \
     reinterpret_cast<const void*>(&make_and_leave<Kind, 4>), kMostShared        \
   }
-const KernelEntry kEntries[] = {TOPKEY_KIND(Pools), TOPKEY_KIND(Windows),
-                                {reinterpret_cast<const void*>(&quick_pools), 0},
-                                {reinterpret_cast<const void*>(&quick_pools_and_tail), 0}};
-
-bool side_by_side(const Tensor& t) { return t.stride[0] == 1; }
-
-/// Whether pools are such as engines ask for; then how.
-bool quick_of(const Pools& p, QuickPools* q) {
-  const Common& c = p.c;
-  const int64_t rows = c.slot_mapping.shape[0], slots = c.cache.pages.shape[0] * c.cache.page_size;
-  const Tensor& request = c.batch.rows.request;
-  const bool usual = c.tokens == kQuickTokens && c.vector_each == 4 && c.cache.format == KeyFormat::fp8 && p.fours &&
-                     c.recipe.rule.whole_bf16 && c.recipe.rule.code == RuleFacts::divide && request.data != nullptr;
-  if (!usual || rows >= int64_t{1} << 31 || slots >= int64_t{1} << 31 || !side_by_side(c.slot_mapping) ||
-      !side_by_side(c.batch.positions) || !side_by_side(request) ||
-      (c.state_slots.data != nullptr && !side_by_side(c.state_slots)))
-    return false;
-  q->pools = p, q->recipe = c.vectors, q->leaves = c.state_slots.data != nullptr;
-  q->slots = whole_of(c.slot_mapping), q->positions = whole_of(c.batch.positions), q->requests = whole_of(request);
-  q->state_slots = whole_of(c.state_slots), q->rows = static_cast<uint32_t>(rows);
-  q->k = static_cast<const uint8_t*>(p.k.data), q->gate = static_cast<const uint8_t*>(p.gate.data);
-  q->ape = static_cast<const float*>(p.ape.data), q->ape_step = p.ape.stride[0];
-  q->k_step = 2 * p.k.stride[0], q->gate_step = 2 * p.gate.stride[0];
-  q->tail = static_cast<uint8_t*>(p.tail.data), q->tail_block = 2 * p.tail.stride[0];
-  q->tail_half = 2 * p.tail.stride[1], q->tail_entry = 2 * p.tail.stride[2];
-  q->pages = static_cast<uint8_t*>(c.cache.pages.data), q->page_stride = c.cache.pages.stride[0];
-  q->scale_base = c.layout.scale_base, q->slot_count = static_cast<uint32_t>(slots);
-  q->value_step = static_cast<uint32_t>(c.layout.value_step), q->scale_step = static_cast<uint32_t>(c.layout.scale_step);
-  return true;
-}
-
-/// Few rows of them and their state in one launch; false: not so.
-bool run_quick(const QuickPools& job, const Launch& launch) {
-  if (!job.leaves || job.rows > kRowsAtOnce || (job.rows > kQuickRows && !launch.hopper())) return false;
-  uint32_t blocks = 1;
-  while (blocks < 8 && launch.hopper() && 2 * blocks <= job.rows) blocks *= 2;
-  if (launch.sms() < static_cast<int>(blocks)) return false;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim = {blocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks), config.blockDim = dim3(128 * ((job.rows + blocks - 1) / blocks));
-  config.stream = launch.stream(), config.attrs = &attribute, config.numAttrs = blocks > 1 ? 1 : 0;
-  TOPKEY_CUDA_CHECK(cudaLaunchKernelEx(&config, quick_pools_and_tail, job));
-  TOPKEY_CUDA_LAUNCHED("pool_k");
-  return true;
-}
-
+const KernelEntry kEntries[] = {TOPKEY_KIND(Pools), TOPKEY_KIND(Windows)};
 
 /// Few rows of vectors in registers on Hopper, in one launch; false: not so.
 template <class Kind>
@@ -453,7 +213,7 @@ void run_kind(const char* op, Kind kind, const Exec& exec) {
   if (leaves) c.state_claims = claim_slots(c.state_slots, c.entries, rows, 1, exec.workspace, launch);
   if (quickly) {
     quick.pools.c.key_claims = c.key_claims;
-    quick_pools<<<launch.blocks((rows + 127) / 128, 8), 128, 0, launch.stream()>>>(quick);
+    make_quickly(quick, launch);
   } else {
     make_rows(kind, launch);
   }
@@ -476,7 +236,8 @@ Common common_of(const KeyCache& cache, const Tensor& slot_mapping, QuantRule ru
 /// Whether four numbers at a time may be read and written everywhere.
 bool fours_of(const PoolK& a) {
   const auto at = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data); };
-  uintptr_t narrow = at(a.k) | at(a.gate) | at(a.tail), steps = static_cast<uintptr_t>(a.k.stride[0] | a.gate.stride[0]);
+  uintptr_t narrow = at(a.k) | at(a.gate) | at(a.tail),
+            steps = static_cast<uintptr_t>(a.k.stride[0] | a.gate.stride[0]);
   if (a.tail.data != nullptr) steps |= static_cast<uintptr_t>(a.tail.stride[0] | a.tail.stride[1] | a.tail.stride[2]);
   steps |= static_cast<uintptr_t>(a.ape.stride[0]);
   return narrow % 8 == 0 && at(a.ape) % 16 == 0 && steps % 4 == 0 && a.cache.head_dim % 4 == 0;

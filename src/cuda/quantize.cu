@@ -79,13 +79,18 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
 
 /// The same for heads in registers, a team of lanes a head.
 template <int kEach, Usual kUsual>
-__global__ __launch_bounds__(128, kUsual == Usual::no ? 4 : 6) void quantize_query_vectors(const __grid_constant__ QueryVectors job) {
+__global__ __launch_bounds__(128, kUsual == Usual::no
+                                      ? 4
+                                      : 6) void quantize_query_vectors(const __grid_constant__ QueryVectors job) {
   const VectorRecipe recipe = told<kUsual>(job.recipe);
   constexpr bool kKnown = kUsual != Usual::no;
   const DType q_dtype = kKnown ? DType::bf16 : job.q_dtype;
   const bool fp8 = recipe.format != KeyFormat::mxfp4;
   const uint32_t vectors = job.rows * job.heads.value, warp = blockIdx.x * 4 + threadIdx.x / 32;
-  if (recipe.rope_dim > 0) expect(recipe.cos_sin.data);
+  if (threadIdx.x == 0) {
+    expect(job.q_out.data), expect(job.weights_out.data);
+    if (recipe.rope_dim > 0) expect(recipe.cos_sin.data);
+  }
   for (uint32_t first = warp * kTeams; first < vectors; first += gridDim.x * 4 * kTeams) {
     const bool there = first + team_number() < vectors;
     const uint32_t v = there ? first + team_number() : first;
@@ -97,7 +102,6 @@ __global__ __launch_bounds__(128, kUsual == Usual::no ? 4 : 6) void quantize_que
     RawFour w;
     w.bits[0] = job.weights_dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight)
                                                 : *reinterpret_cast<const uint16_t*>(weight);
-    if (first < 4 * gridDim.x * kTeams) expect(job.q_out.at(row, h)), expect(job.weights_out.at(row, h));
     __syncwarp();  // nothing is looked at before all this is under way
     Rotation<kEach> rotation;
     rotation.read(recipe, position);
@@ -161,7 +165,8 @@ bool vectors_of(const QueryJob& whole, QueryVectors* v) {
   v->scales_out = heads_of(a.q_scales_out, a.q_scales_out.dtype == DType::i32 ? 4 : 1);
   v->q_dtype = a.q.dtype, v->weights_dtype = a.weights.dtype;
   v->q_fours = (reinterpret_cast<uintptr_t>(a.q.data) | static_cast<uintptr_t>(v->q.row | v->q.head)) %
-                   static_cast<uintptr_t>(4 * number_bytes(a.q.dtype)) == 0;
+                   static_cast<uintptr_t>(4 * number_bytes(a.q.dtype)) ==
+               0;
   v->rows = static_cast<uint32_t>(a.q.shape[0]), v->heads = divisor(static_cast<uint32_t>(a.q.shape[1]));
   v->softmax_scale = a.softmax_scale, v->head_scale = a.head_scale, v->stats = whole.stats;
   return true;
@@ -184,8 +189,9 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   QueryVectors in_registers{};
   if (vectors_of(job, &in_registers)) {
     const auto kernel = dim == 64 ? quantize_query_vectors<2, Usual::no>
-                        : usual_of(in_registers.recipe) == Usual::plain && in_registers.q_fours ? quantize_query_vectors<4, Usual::plain>
-                                                        : quantize_query_vectors<4, Usual::no>;
+                        : usual_of(in_registers.recipe) == Usual::plain && in_registers.q_fours
+                            ? quantize_query_vectors<4, Usual::plain>
+                            : quantize_query_vectors<4, Usual::no>;
     kernel<<<launch.blocks((vectors + 4 * kTeams - 1) / (4 * kTeams), 6), 128, 0, launch.stream()>>>(in_registers);
   } else {
     const int warps = warps_for(dim);

@@ -102,7 +102,7 @@ __device__ void load_whole_queries(const ScoreJob& job, int64_t row, int rows, u
   if constexpr (Codes::kBlockScales) {
     load_queries<Codes>(job, row, rows, 0, job.head_tiles, q, weights);
   } else {
-    constexpr int kPairs = kSteps / 2, kBatch = 12;
+    constexpr int kPairs = kSteps / 2, kBatch = 6;
     const Tensor &values = job.p.q.values, &w = job.p.q.weights;
     const int lane = threadIdx.x % 32, blocks = rows * job.head_tiles * kPairs, warps = blockDim.x / 32;
     const uint8_t* from = static_cast<const uint8_t*>(values.data) + row * values.stride[0] * Codes::kBytes;

@@ -48,14 +48,16 @@ TEST_P(Producers, StoreKWritesTheCpusBytes) {
         a.k = apart(k, rows, kDim, step, lead), a.slot_mapping = slots.view(), a.hadamard = true;
         a.rope.positions = positions.view(), a.rope.dim = 64;
         a.rope.cos_sin = apart(table, kTable, 64, 64 + lead, lead);
-        if (norm != NormKind::none) a.norm = {norm, weight.view(), bias.view(), 1e-6F};
+        if (norm == NormKind::layer) a.norm = {norm, weight.view(), bias.view(), 1e-6F};
+        if (norm == NormKind::rms) a.norm = {norm, weight.view(), {}, 1e-6F};
         Array memory[2];
         uint64_t stats[2][kNumStats] = {};
         for (int i = 0; i < 2; ++i) {
           a.cache = cache_of(memory[i], KeyFormat::fp8, 64, kDim, pages);
           support::run(a, on(i == 0 ? "cpu" : GetParam(), stats[i]));
         }
-        EXPECT_TRUE(same_bytes(memory[0], memory[1])) << rows << " rows, norm " << static_cast<int>(norm) << ", " << lead;
+        EXPECT_TRUE(same_bytes(memory[0], memory[1]))
+            << rows << " rows, norm " << static_cast<int>(norm) << ", " << lead;
         EXPECT_TRUE(std::equal(stats[0], stats[0] + kNumStats, stats[1])) << rows;
         ++ran;
       }
@@ -70,8 +72,8 @@ TEST_P(Producers, QuantizeQWritesTheCpusBytes) {
   for (const int64_t rows : {1, 3, 70}) {
     for (const int64_t heads : {1, 6, 64}) {
       for (const QuantRule rule : {QuantRule::v32_query, QuantRule::v4_query, QuantRule::kpool_query}) {
-        const Array q = normals(DType::bf16, {rows, heads, kDim}, random), w = normals(DType::f32, {rows, heads}, random),
-                    table = normals(DType::f32, {kTable, 64}, random);
+        const Array q = normals(DType::bf16, {rows, heads, kDim}, random),
+                    w = normals(DType::f32, {rows, heads}, random), table = normals(DType::f32, {kTable, 64}, random);
         std::vector<int32_t> at;
         for (int64_t r = 0; r < rows; ++r) at.push_back(static_cast<int32_t>(random.between(-1, kTable)));
         const Array positions = Array::of(at);
@@ -98,13 +100,15 @@ TEST_P(Producers, PoolsOfFourAreTheCpus) {
   for (uint64_t seed = 1; seed <= 120; ++seed) {
     Random random(seed);
     PoolShape s;
-    s.head_dim = 128, s.page_size = static_cast<int32_t>(random.chance(0.5) ? 64 : 3), s.ring = random.chance(0.5) ? 8 : 4;
+    s.head_dim = 128, s.page_size = static_cast<int32_t>(random.chance(0.5) ? 64 : 3),
+    s.ring = random.chance(0.5) ? 8 : 4;
     s.requests = random.between(1, 20), s.most = random.chance(0.7) ? random.between(1, 3) : random.between(4, 90);
     s.tail = random.chance(0.8), s.by_request = random.chance(0.9), s.wild = random.chance(0.5), s.seed = seed;
     s.scale = random.chance(0.5) ? ScaleRule::f32 : ScaleRule::ue8m0;
     PoolCase c = make_pool_case(s);
     const int64_t rows = c.args.k.shape[0];
-    if (rows == 0 || unsupported(c.args, on(GetParam())) != nullptr || unsupported(c.args, on("cpu")) != nullptr) continue;
+    if (rows == 0 || unsupported(c.args, on(GetParam())) != nullptr || unsupported(c.args, on("cpu")) != nullptr)
+      continue;
     // Some pools go to the same slot, some tokens to the same entry.
     for (int64_t r = 1; r < rows; ++r) {
       const auto other = static_cast<int64_t>(random.below(static_cast<uint64_t>(r)));

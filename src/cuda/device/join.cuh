@@ -8,9 +8,9 @@
 namespace topkey::cuda {
 
 /// exp(x) for x <= 0 (NaN stays NaN): x = n ln 2 + r with |r| <= ln 2 / 2, Taylor's series of exp(r) to r^7, then times 2^n
-/// in two steps, of which only the second may round (subnormals). Within 2 ulp. No FMA.
+/// in two steps, 2^(n + 64) and 2^-64, of which only the second may round (subnormals). Within 2 ulp. No FMA.
 __device__ inline float exp_of_negative(float x) {
-  x = x < -104.0f ? -104.0f : x;  // exp(-104) < 2^-150, which rounds to 0
+  x = max_nan(x, -104.0f);  // exp(-104) < 2^-150, which rounds to 0
   // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
   const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
@@ -25,9 +25,9 @@ __device__ inline float exp_of_negative(float x) {
   y = y * r + 0.5f;
   y = y * r * r + r;
   y = y + 1.0f;
-  const int exponent = static_cast<int>(__float_as_uint(shifted) - 0x4B400000u), half = exponent >> 1;
-  const auto power = [](int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); };
-  return y * power(half) * power(exponent - half);
+  // The other bits of `shifted` are shifted out.
+  const float power = __uint_as_float((__float_as_uint(shifted) << 23) + ((127u + 64u) << 23));
+  return y * power * 0x1p-64f;
 }
 
 /// count >= 1 tokens to x[dim]; value(j, d) and score(j, d) are those of token j.

@@ -18,7 +18,7 @@ struct QuickPools {
   const uint8_t *k, *gate;
   const float* ape;
   uint8_t *tail, *pages;
-  int64_t k_step, gate_step, ape_step;  ///< from row to row: bytes, bytes, numbers
+  int64_t k_step, gate_step, ape_step;                                 ///< from row to row: bytes, bytes, numbers
   int64_t tail_block, tail_half, tail_entry, page_stride, scale_base;  ///< bytes
   uint32_t rows, slot_count, value_step, scale_step;
   bool leaves;  ///< there is a state
@@ -38,7 +38,7 @@ __device__ __forceinline__ void read_four(RawFour& four, DType dtype, const uint
 /// What is read of a row before anything is known of it, all at once. Of rows behind it: the 32 next ones and 32 more.
 struct QuickRow {
   uint32_t row;
-  int64_t slot, position, request, own;  ///< own: its entry of the state
+  int64_t slot, position, request, own;     ///< own: its entry of the state
   int64_t position_before, request_before;  ///< of row - lane, of the first four lanes
   RawFour k, gate, ape[kQuickTokens];
   int64_t last;  ///< its position if it is a real row, else -1
@@ -87,8 +87,7 @@ struct QuickAgain {
       for (int u = 0; u < 2; ++u) {
         const bool there = base + 32 * u + lane_id() < job.rows;
         key |= __any_sync(kWarp, there && slot[u] == r.slot);
-        if (states)
-          state |= __any_sync(kWarp, there && own[u] == r.own && real_position(position[u], request[u]) >= 0);
+        if (states) state |= __any_sync(kWarp, there && own[u] == r.own && real_position(position[u], request[u]) >= 0);
       }
     }
   }
@@ -103,9 +102,10 @@ template <class Row>
 __device__ __forceinline__ QuickTokens tokens_of(const QuickPools& job, const Row& r, int found) {
   QuickTokens t;
   const Divisor& ring = job.pools.ring;
-  const int64_t first = r.last - (kQuickTokens - 1);
-  const int64_t entry = first - quotient(first, ring) * ring.value;
-  const uint8_t* tail = job.tail + quotient(found < kQuickTokens ? r.own : 0, ring) * job.tail_block + entry * job.tail_entry;
+  const uint32_t first = static_cast<uint32_t>(r.last) - (kQuickTokens - 1), own = static_cast<uint32_t>(r.own);
+  const uint32_t entry = first - ring.quotient(first) * ring.value;
+  const uint8_t* tail =
+      job.tail + (found < kQuickTokens ? ring.quotient(own) : 0) * job.tail_block + entry * job.tail_entry;
 #pragma unroll
   for (int j = 0; j < kQuickTokens - 1; ++j) {
     const uint32_t from = r.row - (kQuickTokens - 1 - j);
@@ -115,7 +115,6 @@ __device__ __forceinline__ QuickTokens tokens_of(const QuickPools& job, const Ro
   }
   return t;
 }
-static __device__ __noinline__ float any_quotient(float a, float b) { return a / b; }
 /// Four quotients by what a division does where exponents are moderate: nearest. Elsewhere by divisions, one after the
 /// other. The divisors are sums of powers of e of which one is 1.
 __device__ __forceinline__ void divide_four(const float (&a)[4], const float (&b)[4], float (&q)[4]) {
@@ -129,14 +128,15 @@ __device__ __forceinline__ void divide_four(const float (&a)[4], const float (&b
   }
   if (moderate) return;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) q[e] = any_quotient(a[e], b[e]);
+  for (int e = 0; e < 4; ++e) q[e] = a[e] / b[e];
 }
 
 /// One lane's four channels of four tokens joined, of which the last is the row itself; rounded to bf16.
 __device__ __forceinline__ void join_quick(const QuickTokens& t, const QuickRow& r, float (&x)[1][4]) {
   RawFour k[kQuickTokens], gate[kQuickTokens];
 #pragma unroll
-  for (int j = 0; j < kQuickTokens - 1; ++j) read_four(k[j], DType::bf16, t.k[j]), read_four(gate[j], DType::bf16, t.gate[j]);
+  for (int j = 0; j < kQuickTokens - 1; ++j)
+    read_four(k[j], DType::bf16, t.k[j]), read_four(gate[j], DType::bf16, t.gate[j]);
   k[kQuickTokens - 1] = r.k, gate[kQuickTokens - 1] = r.gate;
   float sums[4], weights[4];
 #pragma unroll

@@ -71,7 +71,8 @@ __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x));
 /// float_to_e4m3 of four numbers that are no NaN, by the hardware; the first in the lowest byte.
 __device__ __forceinline__ uint32_t e4m3_word(const float (&x)[4]) {
   uint32_t word;
-  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, "
+      "h}; }"
       : "=r"(word)
       : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
   return word;

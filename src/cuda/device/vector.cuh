@@ -101,10 +101,12 @@ enum class Usual { no, plain, normed };
 inline Usual usual_of(const VectorRecipe& p) {
   const auto f32 = [](const Lines& t) { return t.dtype == DType::f32 && t.fours; };
   const bool usual = p.input == DType::bf16 && p.rope_dim == 64 && p.rope_base == 0 && !p.interleaved && p.hadamard &&
-                     p.format == KeyFormat::fp8 && !p.rule.whole_bf16 && p.rule.code == RuleFacts::divide && f32(p.cos_sin);
+                     p.format == KeyFormat::fp8 && !p.rule.whole_bf16 && p.rule.code == RuleFacts::divide &&
+                     f32(p.cos_sin);
   if (!usual) return Usual::no;
   if (p.norm == NormKind::none) return Usual::plain;
-  return p.norm == NormKind::layer && p.weighted && p.biased && f32(p.weight) && f32(p.bias) ? Usual::normed : Usual::no;
+  return p.norm == NormKind::layer && p.weighted && p.biased && f32(p.weight) && f32(p.bias) ? Usual::normed
+                                                                                             : Usual::no;
 }
 template <Usual kUsual>
 __device__ __forceinline__ VectorRecipe told(VectorRecipe p) {
