@@ -16,7 +16,7 @@ namespace {
 
 /// Not inlined: what is seldom. By a warp, of which one team works.
 __device__ __noinline__ void make_seldom(const QuickPools& job, uint32_t row, int64_t* room) {
-  make_vectors<Pools, 4>(job.pools, team_number() == 0 ? row : -1, job.rows, room);
+  make_vectors<Pools, 4>(job.pools, team_number() == 0 ? int64_t{row} : -1, job.rows, room);
 }
 
 /// What a row's pool is: not made, made of these tokens, or nothing that is usual.
