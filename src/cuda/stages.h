@@ -49,9 +49,10 @@ KernelList claim_kernels();
 KernelList cache_kernels();
 KernelList gather_kernels();
 KernelList pool_kernels();
+KernelList pool_quick_kernels();
 KernelList memory_kernels();
 
-inline std::array<KernelList, 24> kernel_lists() {
+inline std::array<KernelList, 25> kernel_lists() {
   return {look_kernels(),
           score_kernels(),
           score_f32_kernels(),
@@ -72,6 +73,7 @@ inline std::array<KernelList, 24> kernel_lists() {
           cache_kernels(),
           gather_kernels(),
           pool_kernels(),
+          pool_quick_kernels(),
           memory_kernels(),
           pick_blocks_kernels(),
           decode_admitted_kernels(),
