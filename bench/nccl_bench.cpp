@@ -2,7 +2,9 @@
 //
 // What two GPUs take beside one, as graph replays over NCCL, one thread a rank: decode with the keys of each request dealt
 // over the ranks (local search, exchange and merge also by themselves), prefill with the rows cut in two. Times are those
-// of the slower rank. Usage: topkey_nccl_bench [--backend NAME] [--json FILE]
+// of the slower rank, from when both have begun: they meet on their streams just before. Usage: topkey_nccl_bench
+// [--backend NAME] [--json FILE] [--only decode|prefill] [--memory plain|window]; window: the winners' memory is
+// registered with NCCL (ncclCommWindowRegister), which then has quicker ways to move it.
 #include <nccl.h>
 
 #include <algorithm>
@@ -28,6 +30,10 @@ void must_nccl(ncclResult_t code) {
   if (code != ncclSuccess) throw std::runtime_error(ncclGetErrorString(code));
 }
 
+struct Options {
+  std::string backend, json, only, memory = "plain";
+};
+
 /// Device memory, until the program ends.
 void* room_of(size_t bytes) {
   void* data = nullptr;
@@ -44,6 +50,7 @@ class Rank {
     timer_ = std::make_unique<Timer>();
     must_nccl(ncclCommInitRank(&nccl_, kRanks, id, rank));
     comm_ = nccl_communicator(nccl_);
+    mark_ = static_cast<char*>(room_of(kRanks));
   }
   ~Rank() {
     comm_.reset();
@@ -62,7 +69,20 @@ class Rank {
     e.workspace = room_of(e.workspace_bytes);
     return e;
   }
-  /// Median of replays that all ranks start together; the flush of L2 covers what they start apart.
+  /// Memory that both ranks exchange from here on: registered at the same place of both.
+  char* exchanged(size_t bytes, const std::string& memory) {
+    if (memory != "window") return static_cast<char*>(room_of(bytes));
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    void* data = nullptr;
+    ncclWindow_t window{};
+    must_nccl(ncclMemAlloc(&data, bytes));
+    must_nccl(ncclCommWindowRegister(nccl_, data, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+    return static_cast<char*>(data);
+#else
+    throw std::runtime_error("--memory window needs NCCL 2.27");
+#endif
+  }
+  /// Median of replays that all ranks begin together: what they start apart would count as exchange.
   double time(const std::function<void()>& call) {
     call();  // NCCL connects
     must(cudaStreamSynchronize(stream()));
@@ -71,19 +91,22 @@ class Rank {
     std::vector<double> all;
     for (int i = 0; i < kRounds; ++i) {
       gate_.arrive_and_wait();
-      all.push_back(timer_->once([&] { graph.launch(); }));
+      all.push_back(timer_->once_behind([&] { meet(); }, [&] { graph.launch(); }));
     }
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];
   }
 
  private:
+  void meet() { must_nccl(ncclAllGather(mark_ + rank_, mark_, 1, ncclUint8, nccl_, stream())); }
+
   int rank_;
   std::barrier<>& gate_;
   std::string backend_;
   std::unique_ptr<Timer> timer_;
   ncclComm_t nccl_{};
   std::unique_ptr<Communicator> comm_;
+  char* mark_ = nullptr;
 };
 
 /// Contents are drawn by one thread at a time: samples are shared.
@@ -104,7 +127,7 @@ struct Parts {
 };
 
 /// One GPU with all keys; then this rank with its half of them.
-Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
+Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys, const std::string& memory) {
   Parts p;
   {
     const auto data = data_of(decode_case(rows, keys));
@@ -115,7 +138,7 @@ Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
   const GpuCase half = decode_case(rows, keys / kRanks);
   const auto data = data_of(half);
   const int64_t topk = half.topk, part = rows * topk * 8;
-  auto* received = static_cast<char*>(room_of(static_cast<size_t>(part * kRanks)));
+  char* received = r.exchanged(static_cast<size_t>(part * kRanks), memory);
   auto* sent = received + rank * part;  // in its place, as the layer does it
   PagedMqaTopk local = data->paged();
   local.keys.shard = {rank, kRanks, kInterleave};
@@ -137,8 +160,7 @@ Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
   p.exchange = r.time(exchange);
   p.merge = r.time(join);
   p.whole = r.time([&] { search(), exchange(), join(); });
-  must(cudaFree(received)), must(cudaFree(exec.workspace));
-  must(cudaFree(merge.out.indices.data));
+  must(cudaFree(exec.workspace)), must(cudaFree(merge.out.indices.data));
   return p;
 }
 
@@ -162,13 +184,15 @@ Parts prefill_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
   const uint8_t prefilling = 1;
   step.num_requests = 1, step.query_lens = &rows, step.seq_lens = &keys, step.prefilling = &prefilling;
   step.decode_threshold = 1, step.row_shards = kRanks;
-  const StepPlan plan = plan_step(step);
-  if (plan.row_shard_sizes.size() != kRanks) throw std::runtime_error("the plan does not cut the rows");
+  cudaDeviceProp facts{};
+  must(cudaGetDeviceProperties(&facts, rank));
+  // Rows that the kernel works on at a time: a tile on each SM.
+  const std::vector<int64_t> sizes = row_shard_sizes(step, int64_t{facts.multiProcessorCount} * 512 / c.heads);
+  if (sizes.size() != kRanks) throw std::runtime_error("the plan does not cut the rows");
   const MqaTopk& whole = data->dense();
-  const MqaTopk own =
-      rows_of(whole, rank == 0 ? 0 : plan.row_shard_sizes[0], plan.row_shard_sizes[static_cast<size_t>(rank)]);
+  const MqaTopk own = rows_of(whole, rank == 0 ? 0 : sizes[0], sizes[static_cast<size_t>(rank)]);
   ExchangeRows e{};
-  e.buffer = whole.out.indices, e.width = whole.topk, e.row_shard_sizes = plan.row_shard_sizes.data();
+  e.buffer = whole.out.indices, e.width = whole.topk, e.row_shard_sizes = sizes.data();
   const Exec exec = r.exec([&](const Exec& x) { return mqa_topk_workspace_bytes(whole, x); });
   p.one = r.time([&] { mqa_topk(whole, exec); });
   p.local = r.time([&] { mqa_topk(own, exec); });
@@ -212,7 +236,7 @@ Json both(const char* name, double most, std::unique_ptr<Rank>* ranks, const std
           {"merge_us", slower(&Parts::merge)}};
 }
 
-void run(const std::string& backend, const std::string& json) {
+void run(const Options& o) {
   int gpus = 0;
   must(cudaGetDeviceCount(&gpus));
   if (gpus < kRanks) throw std::runtime_error("two GPUs are needed, got " + std::to_string(gpus));
@@ -222,34 +246,43 @@ void run(const std::string& backend, const std::string& json) {
   std::unique_ptr<Rank> ranks[kRanks];
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] { ranks[rank] = std::make_unique<Rank>(rank, id, gate, backend); });
+    threads.emplace_back([&, rank] { ranks[rank] = std::make_unique<Rank>(rank, id, gate, o.backend); });
   }
   for (std::thread& thread : threads) thread.join();
   Json rows = Json::array();
   const auto decode = [&](const char* name, double most, int64_t requests) {
-    rows.push_back(both(name, most, ranks, [&](Rank& r, int rank) { return decode_parts(r, rank, requests, 131072); }));
+    rows.push_back(
+        both(name, most, ranks, [&](Rank& r, int rank) { return decode_parts(r, rank, requests, 131072, o.memory); }));
   };
-  decode("decode 64 x 128K", 0.62, 64);
-  decode("decode 16 x 128K", 0.85, 16);
-  rows.push_back(
-      both("prefill 8192 x 65536", 0.54, ranks, [](Rank& r, int rank) { return prefill_parts(r, rank, 8192, 65536); }));
-  if (!json.empty()) std::ofstream(json) << Json{{"backend", backend}, {"rows", rows}}.dump(1) << "\n";
+  if (o.only != "prefill") {
+    decode("decode 64 x 128K", 0.62, 64);
+    decode("decode 16 x 128K", 0.85, 16);
+  }
+  if (o.only != "decode") {
+    rows.push_back(both("prefill 8192 x 65536", 0.54, ranks,
+                        [](Rank& r, int rank) { return prefill_parts(r, rank, 8192, 65536); }));
+  }
+  if (!o.json.empty()) {
+    std::ofstream(o.json) << Json{{"backend", o.backend}, {"memory", o.memory}, {"rows", rows}}.dump(1) << "\n";
+  }
 }
 
 }  // namespace
 }  // namespace topkey::bench
 
 int main(int argc, char** argv) {
-  std::string backend, json;
+  topkey::bench::Options o;
   for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--backend") == 0) backend = argv[i + 1];
-    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+    if (std::strcmp(argv[i], "--backend") == 0) o.backend = argv[i + 1];
+    if (std::strcmp(argv[i], "--json") == 0) o.json = argv[i + 1];
+    if (std::strcmp(argv[i], "--only") == 0) o.only = argv[i + 1];
+    if (std::strcmp(argv[i], "--memory") == 0) o.memory = argv[i + 1];
   }
   for (const topkey::BackendInfo& info : topkey::backends()) {
-    if (backend.empty() && info.device == topkey::Device::cuda && info.unusable.empty()) backend = info.name;
+    if (o.backend.empty() && info.device == topkey::Device::cuda && info.unusable.empty()) o.backend = info.name;
   }
   try {
-    topkey::bench::run(backend, json);
+    topkey::bench::run(o);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "topkey_nccl_bench: %s\n", e.what());
     return 1;

@@ -470,5 +470,64 @@ TEST(Plan, NarrowIsAnIntersection) {
   }
 }
 
+// ---- row shards by rounds --------------------------------------------------------------------------------------------
+
+/// What the slowest rank takes: round after round of so many rows, each as long as its dearest row.
+int64_t slowest(const Longs& costs, const Longs& sizes, int64_t rows_at_once) {
+  int64_t most = 0, first = 0;
+  for (const int64_t size : sizes) {
+    int64_t time = 0;
+    for (int64_t row = first; row < first + size; row += rows_at_once) {
+      const int64_t last = std::min(first + size, row + rows_at_once);
+      time += *std::max_element(costs.begin() + row, costs.begin() + last);
+    }
+    first += size, most = std::max(most, time);
+  }
+  return most;
+}
+
+/// By cost the first rank has 4,233 rows: five rounds of 1,056.
+TEST(Plan, RowShardsEndWhereRoundsDo) {
+  const Batch batch{{8192}, {65536}};
+  PlanStep step = batch.step();
+  step.row_shards = 2;
+  EXPECT_EQ(row_shard_sizes(step, 1056), (Longs{4224, 3968}));
+  EXPECT_EQ(row_shard_sizes(step, 0), plan_step(step).row_shard_sizes);
+  EXPECT_GT(plan_step(step).row_shard_sizes[0], 4224);
+  const Thrown thrown = thrown_by([&] { row_shard_sizes(step, -1); });
+  EXPECT_EQ(thrown.sentence, "row_shard_sizes: rows_at_once must be from 0 to 2147483647, got -1");
+}
+
+TEST(Plan, RowShardsOfAnyBatchByRounds) {
+  property("row shards by rounds", 1500, [] {
+    PlanStep step{};
+    const Batch batch = draw_batch(&step, draw(0, 9));
+    step.row_shards = static_cast<int32_t>(draw(0, 5));
+    const int64_t at_once = draw(1, 40);
+    const StepPlan plan = plan_step(step);
+    const Longs sizes = row_shard_sizes(step, at_once), costs = row_costs(step, plan.num_decode_requests);
+    RC_ASSERT(sizes.size() == plan.row_shard_sizes.size());
+    if (sizes.empty()) return;
+    RC_ASSERT(*std::min_element(sizes.begin(), sizes.end()) >= 1);
+    RC_ASSERT(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == plan.num_prefill_rows);
+    RC_ASSERT(slowest(costs, sizes, at_once) <= slowest(costs, plan.row_shard_sizes, at_once));
+  });
+}
+
+/// Of one prompt: about as soon as the best of all cuts in two.
+TEST(Plan, RowShardsOfOnePromptByRounds) {
+  property("row shards of a prompt by rounds", 300, [] {
+    const int64_t rows = draw(2, 120), at_once = draw(1, 40);
+    const Batch batch{{rows}, {rows + draw(0, 500)}};
+    PlanStep step = batch.step();
+    step.row_shards = 2;
+    const Longs costs = row_costs(step, 0);
+    int64_t best = INT64_MAX;
+    for (int64_t first = 1; first < rows; ++first)
+      best = std::min(best, slowest(costs, {first, rows - first}, at_once));
+    RC_ASSERT(slowest(costs, row_shard_sizes(step, at_once), at_once) <= best + costs.back() - costs.front());
+  });
+}
+
 }  // namespace
 }  // namespace topkey::testing

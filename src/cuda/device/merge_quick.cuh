@@ -17,11 +17,23 @@ constexpr int kMergeHeld = 8;
 /// Keys at the cut that are ranked against each other; more are counted again, in finer bins.
 constexpr uint32_t kMergeCandidates = 128;
 
-/// What of a merge this way takes.
+/// What of a merge this way takes: columns side by side.
 struct QuickMerge {
-  Tensor indices, scores;
+  const int32_t* indices;
+  const uint32_t* scores;
+  int64_t index_part, index_row, score_part, score_row;  ///< elements
+  uint32_t parts, width;
   uint32_t per_part;  ///< chunks of 32 entries of a part; of all parts at most 32 times what a thread holds
   uint32_t best;      ///< so many of each thread's best are topk or more of the row's entries (1 or 2); 0 = none are
+  bool plain;  ///< nothing is forced, started or counted, and positions and perhaps scores are all that is wanted
+  const int32_t* requests;  ///< plain: of each row, < 0 = padding; null = all are rows
+
+  __device__ __forceinline__ const int32_t* index(int64_t row, uint32_t part, uint32_t column) const {
+    return indices + row * index_row + part * index_part + column;
+  }
+  __device__ __forceinline__ const uint32_t* score(int64_t row, uint32_t part, uint32_t column) const {
+    return scores + row * score_row + part * score_part + column;
+  }
 };
 
 /// The number of +inf: all of finite scores are under it.
@@ -105,11 +117,11 @@ struct Entries {
   template <class Meanwhile>
   __device__ __forceinline__ bool load(const QuickMerge& m, int64_t row, const Chunks& chunks,
                                        const Meanwhile& meanwhile) {
-    const uint32_t lane = threadIdx.x & 31, width = static_cast<uint32_t>(m.indices.shape[2]);
+    const uint32_t lane = threadIdx.x & 31, width = m.width;
     int32_t positions[kEach];
     Chunk chunk(chunks);
-    const int32_t* index = element<int32_t>(m.indices, chunk.part, row, chunk.column());
-    const uint32_t* score = element<uint32_t>(m.scores, chunk.part, row, chunk.column());
+    const int32_t* index = m.index(row, chunk.part, chunk.column());
+    const uint32_t* score = m.score(row, chunk.part, chunk.column());
     const int64_t back = int64_t{chunks.per_part} * 32;
     // What comes before this warp's first entry; of a part's first entry it is not looked at.
     uint32_t carried = lane == 0 && chunks.count > 0 && chunk.of_part > 0 ? static_cast<uint32_t>(index[-1]) : ~0u;
@@ -120,7 +132,7 @@ struct Entries {
       keys[e] = inside ? *score : 0;
       chunk.next(chunks);
       index += 32, score += 32;
-      if (chunk.of_part == 0) index += m.indices.stride[0] - back, score += m.scores.stride[0] - back;
+      if (chunk.of_part == 0) index += m.index_part - back, score += m.score_part - back;
     }
     meanwhile();
     bool bad = false;
@@ -357,7 +369,7 @@ __device__ __forceinline__ void merge_pairs(const WinnerLists& lists, uint32_t c
 
 /// Winners of a row to lists, part after part, and where each part's begin to room.starts. A barrier is inside, another
 /// must follow.
-template <int kEach>
+template <bool kForces, int kEach>
 __device__ __forceinline__ void keep_winners(const QuickMerge& m, int64_t row, const Entries<kEach>& entries,
                                              const Chunks& chunks, const QuickCut& cut, const WinnerLists& lists,
                                              QuickRoom& room) {
@@ -384,8 +396,9 @@ __device__ __forceinline__ void keep_winners(const QuickMerge& m, int64_t row, c
     if (!win) return;
     const uint32_t key = entries.keys[e];
     lists.positions[i] = static_cast<uint32_t>(entries.position(e));
-    lists.scores[i] = __float_as_uint(
-        key == kForcedKey ? canonical(*element<float>(m.scores, chunk.part, row, chunk.column())) : score_of_key(key));
+    lists.scores[i] = __float_as_uint(kForces && key == kForcedKey
+                                          ? canonical(__uint_as_float(*m.score(row, chunk.part, chunk.column())))
+                                          : score_of_key(key));
   });
 }
 

@@ -296,14 +296,16 @@ class QuickSettler {
     }
   }
   __device__ __forceinline__ void write_more(uint32_t rank) {
+    const GlobalPositions global(job_.shard);
+    int32_t* const out = job_.out + r_.row * job_.out_row;
+    float* const scores = job_.scores != nullptr ? job_.scores + r_.row * job_.scores_row : nullptr;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
 #pragma unroll 1
       for (uint32_t rest = marks_[w].above; rest != 0; rest &= rest - 1, ++rank) {
         const uint32_t i = entry(w, rest);
-        job_.out[r_.row * job_.out_row + rank] = static_cast<int32_t>(global_of(job_.shard, position_of(r_, i)));
-        if (job_.scores != nullptr)
-          job_.scores[r_.row * job_.scores_row + rank] = __uint_as_float(r_.scores[quick_place(i)]);
+        out[rank] = global(position_of(r_, i));
+        if (scores != nullptr) scores[rank] = __uint_as_float(r_.scores[quick_place(i)]);
       }
     }
   }
