@@ -3,7 +3,7 @@
 // What two GPUs take beside one, as graph replays over NCCL, one thread a rank: decode with the keys of each request dealt
 // over the ranks (local search, exchange and merge also by themselves), prefill with the rows cut in two. Times are those
 // of the slower rank, from when both have begun: they meet on their streams just before. Usage: topkey_nccl_bench
-// [--backend NAME] [--json FILE] [--only decode|prefill] [--memory plain|window]; window: the winners' memory is
+// [--backend NAME] [--json FILE] [--only decode|prefill|exchange] [--memory plain|window]; window: the winners' memory is
 // registered with NCCL (ncclCommWindowRegister), which then has quicker ways to move it.
 #include <nccl.h>
 
@@ -164,6 +164,15 @@ Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys, const std::str
   return p;
 }
 
+/// An all-gather of so many bytes of each rank.
+Parts exchange_parts(Rank& r, int rank, int64_t bytes, const std::string& memory) {
+  char* received = r.exchanged(static_cast<size_t>(bytes * kRanks), memory);
+  Parts p;
+  p.exchange = p.whole =
+      r.time([&] { r.comm().all_gather(received + rank * bytes, received, static_cast<size_t>(bytes), r.stream()); });
+  return p;
+}
+
 /// Rows [first, first + count) of a prefill; absent tensors stay so.
 MqaTopk rows_of(const MqaTopk& whole, int64_t first, int64_t count) {
   MqaTopk a = whole;
@@ -220,6 +229,11 @@ Json both(const char* name, double most, std::unique_ptr<Rank>* ranks, const std
   for (std::thread& thread : threads) thread.join();
   const auto slower = [&](double Parts::*of) { return std::max(parts[0].*of, parts[1].*of); };
   const double one = slower(&Parts::one), whole = slower(&Parts::whole);
+  if (one == 0) {  // there is nothing of the kind on one GPU
+    std::printf("%-20s %8.1f us\n", name, whole);
+    std::fflush(stdout);
+    return {{"case", name}, {"ranks", kRanks}, {"graph", true}, {"median_us", whole}};
+  }
   std::printf("%-20s one GPU %8.1f us, two %8.1f us: %.3f, at most %.2f; local %8.1f, exchange %7.1f, merge %6.1f\n",
               name, one, whole, whole / one, most, slower(&Parts::local), slower(&Parts::exchange),
               slower(&Parts::merge));
@@ -254,11 +268,17 @@ void run(const Options& o) {
     rows.push_back(
         both(name, most, ranks, [&](Rank& r, int rank) { return decode_parts(r, rank, requests, 131072, o.memory); }));
   };
-  if (o.only != "prefill") {
+  if (o.only == "exchange") {
+    for (const int64_t kib : {256, 1024, 2048, 8192}) {
+      rows.push_back(both(("exchange " + std::to_string(kib) + " KiB").c_str(), 0, ranks,
+                          [&](Rank& r, int rank) { return exchange_parts(r, rank, kib * 1024, o.memory); }));
+    }
+  }
+  if (o.only.empty() || o.only == "decode") {
     decode("decode 64 x 128K", 0.62, 64);
     decode("decode 16 x 128K", 0.85, 16);
   }
-  if (o.only != "decode") {
+  if (o.only.empty() || o.only == "prefill") {
     rows.push_back(both("prefill 8192 x 65536", 0.54, ranks,
                         [](Rank& r, int rank) { return prefill_parts(r, rank, 8192, 65536); }));
   }

@@ -289,7 +289,7 @@ WRONG = [
     ({}, {}, "group must be None without metadata.shard or metadata.row_shard_sizes, got Seat"),
     ({"group": 7}, {"shard": topkey.Shard(0, 2)}, "communicator: group must be a Communicator, a torch.distributed"),
     ({}, {"shard": topkey.Shard(1, 2)}, "context must be rank 0 of 2 as the communicator says, got rank 1 of 2"),
-    ({}, {"shard": topkey.Shard(0, 2), "request": None}, "rows.request must be i32"),
+    ({}, {"shard": topkey.Shard(0, 2), "request": None}, "rows.request must be given, or block_table have a row"),
     ({}, {"row_shard_sizes": [1, 2]}, "row_shard_sizes must be all 6 prefill rows, got 3"),
     ({}, {"row_shard_sizes": [6]}, "row_shard_sizes must be of 2 ranks, got 1"),
     ({}, {"row_shard_sizes": [7, 0]}, "row_shard_sizes must be from 0 to 6, got 7"),

@@ -75,25 +75,6 @@ __device__ inline int64_t global_of(const Shard& s, int64_t local) {
   const int64_t run = run_of(s);
   return s.world_size > 1 ? local / run * (run * s.world_size) + s.rank * run + local % run : local;
 }
-/// global_of of positions, in 32 bits: a thread may write several winners one after the other, and a division of 64 bits
-/// for each of them can be seen.
-class GlobalPositions {
- public:
-  __device__ explicit GlobalPositions(const Shard& s) {
-    if (s.world_size <= 1) return;
-    run_ = static_cast<uint32_t>(run_of(s)), step_ = run_ * static_cast<uint32_t>(s.world_size - 1);
-    first_ = static_cast<uint32_t>(s.rank) * run_;
-    shift_ = (run_ & (run_ - 1)) == 0 ? __ffs(static_cast<int>(run_)) - 1 : -1;
-  }
-  __device__ __forceinline__ int32_t operator()(int32_t local) const {
-    const uint32_t at = static_cast<uint32_t>(local);
-    return static_cast<int32_t>(at + (shift_ >= 0 ? at >> shift_ : at / run_) * step_ + first_);
-  }
-
- private:
-  uint32_t run_ = 1, step_ = 0, first_ = 0;
-  int shift_ = 0;
-};
 /// How many of the first `length` key rows this rank owns.
 __device__ inline int64_t local_length(const Shard& s, int64_t length) {
   if (s.world_size <= 1) return length;
