@@ -410,7 +410,12 @@ bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* works
     job.q += row * job.q_row, job.weights += row * job.w_row, job.out += row * job.out_row;
     if (job.scores != nullptr) job.scores += row * job.scores_row;
     if (job.whole_ends != nullptr) job.whole_ends += row;
-    job.ends += row / job.ends_n, job.table += row / job.table_n * job.table_row;
+    job.ends += row / job.ends_n;
+    if (job.requests != nullptr) {
+      job.requests += row;
+    } else {
+      job.table += row / job.table_n * job.table_row;
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(kQuickAll);
     config.dynamicSmemBytes = choice->fixed + static_cast<size_t>(job.words) * 4, config.stream = launch.stream();

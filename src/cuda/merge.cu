@@ -262,6 +262,7 @@ __device__ __forceinline__ bool merge_quickly(const Job& job, const QuickMerge& 
     nans = entries.rank([&](int32_t position) { return forces && all.forced(position); });
   }
   entries.bound(m.best, room);
+  if (kPlain && !Entries<kEach>::kShares) entries.bound_positions(room);
   __syncthreads();
   if (room.unsorted != 0) return false;
   const uint32_t live = room.live, count_of_row = live < topk ? live : topk;
@@ -270,13 +271,21 @@ __device__ __forceinline__ bool merge_quickly(const Job& job, const QuickMerge& 
     const uint32_t low = room.low + 1, floor = room.floor;
     cut = quick_cut(entries, chunks, Span{floor > low ? floor : low, ~0u, room.high, topk, 0}, room);
   }
+  const Writer to = writer();
+  if constexpr (kPlain && !Entries<kEach>::kShares) {
+    if (room.last < 32 * m.map_words &&
+        write_by_map(entries, chunks, cut, memory, room,
+                     [&](uint32_t place, uint32_t position) { to.put(place, position, 0.0f); })) {
+      to.fill(count_of_row);
+      return true;
+    }
+  }
   WinnerLists lists{memory + places.lists, memory + places.lists + topk};
   if (threadIdx.x == 0) room.starts[parts] = count_of_row;
   keep_winners<!kPlain>(m, row, entries, chunks, cut, lists, room);
   __syncthreads();
   const uint32_t step =
       merge_but_last(lists, {memory + places.entries, memory + places.entries + topk}, count_of_row, parts, room);
-  const Writer to = writer();
   merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
     to.put(place, position, __uint_as_float(score));
   });
@@ -312,6 +321,7 @@ int each_of(int64_t chunks) {
   return each <= 4 ? 4 : each <= 8 ? 8 : kMergeEach;
 }
 
+static_assert(kMergeMap * 4 <= kMergeBytes);
 bool plain_merge(const MergeTopk& a, const Emission& emission) {
   const Tensor &request = a.rows.request, &scores = a.out.scores;
   return a.rows.start.data == nullptr && a.rows.q_indptr.data == nullptr && a.force_first == 0 && a.force_last == 0 &&
@@ -338,7 +348,10 @@ QuickMerge quick_merge(const Job& job) {
   m.parts = static_cast<uint32_t>(parts), m.width = static_cast<uint32_t>(a.scores.shape[2]);
   m.per_part = static_cast<uint32_t>(per_part);
   m.best = topk <= kSelectThreads ? 1 : topk <= 2 * kSelectThreads ? 2 : 0;
-  m.plain = plain_merge(a, job.emission), m.requests = static_cast<const int32_t*>(a.rows.request.data);
+  m.plain = plain_merge(a, job.emission);
+  // Entries that lie in shared memory leave no room for it.
+  if (m.plain && a.out.scores.data == nullptr && each_of(parts * per_part) <= kMergeHeld) m.map_words = kMergeMap;
+  m.requests = static_cast<const int32_t*>(a.rows.request.data);
   return m;
 }
 
@@ -383,7 +396,8 @@ void merge_topk(const MergeTopk& a, const Exec& exec) {
   if (quick.per_part > 0) {
     const int each = each_of(a.scores.shape[0] * quick.per_part);
     const QuickKernel kernel = quick.plain ? quick_kernel<true>(each) : quick_kernel<false>(each);
-    const size_t bytes = std::max<size_t>(shared, 4 * MergeRoom(a.topk, a.scores.shape[0], each).words);
+    const size_t lists = 4 * static_cast<size_t>(MergeRoom(a.topk, a.scores.shape[0], each).words);
+    const size_t bytes = std::max({shared, lists, size_t{4} * quick.map_words});
     kernel<<<launch.blocks(a.rows.count, 1), kSelectThreads, bytes, launch.stream()>>>(job, quick);
     TOPKEY_CUDA_LAUNCHED("merge_rows_quickly");
     return;
