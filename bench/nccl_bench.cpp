@@ -84,14 +84,15 @@ class Rank {
   }
   /// Median of replays that all ranks begin together: what they start apart would count as exchange.
   double time(const std::function<void()>& call) {
-    call();  // NCCL connects
+    call(), meet();  // NCCL connects
     must(cudaStreamSynchronize(stream()));
     gate_.arrive_and_wait();
-    const Graph graph(stream(), call);
+    // A graph too: the host must be done with the launches before the flush is.
+    const Graph graph(stream(), call), meeting(stream(), [&] { meet(); });
     std::vector<double> all;
     for (int i = 0; i < kRounds; ++i) {
       gate_.arrive_and_wait();
-      all.push_back(timer_->once_behind([&] { meet(); }, [&] { graph.launch(); }));
+      all.push_back(timer_->once_behind([&] { meeting.launch(); }, [&] { graph.launch(); }));
     }
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];

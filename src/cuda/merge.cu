@@ -207,97 +207,135 @@ struct PlainWriter {
   }
 };
 
-/// Lists of winners become half as many until one step is left, which is returned.
-__device__ uint32_t merge_but_last(WinnerLists& lists, WinnerLists next, uint32_t count_of_row, uint32_t parts,
-                                   const QuickRoom& room) {
-  uint32_t step = 1;
-  for (; step * 2 < parts; step *= 2) {
-    merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
-      next.positions[place] = position;
-      next.scores[place] = score;
-    });
-    __syncthreads();
-    const WinnerLists merged = next;
-    next = lists, lists = merged;
-  }
-  return step;
-}
-
-/// False: an entry is not behind its predecessor in its part. Nothing is written then.
+/// One row, by all threads of a block.
 template <int kEach, bool kPlain>
-__device__ __forceinline__ bool merge_quickly(const Job& job, const QuickMerge& m, int64_t row, QuickRoom& room,
-                                              uint32_t* memory) {
-  using Writer = std::conditional_t<kPlain, PlainWriter, RowWriter>;
-  const uint32_t parts = m.parts, topk = static_cast<uint32_t>(job.emission.topk);
-  const Chunks chunks(parts * m.per_part, m.per_part);
-  const MergeRoom places(topk, parts, kEach);
-  Entries<kEach> entries;
-  entries.shared = reinterpret_cast<int32_t*>(memory + places.entries) + threadIdx.x;
-  const bool unsorted = entries.load(m, row, chunks, [&] {
-    room.clear();
-    if (threadIdx.x == 0 && kPlain) room.request = m.requests != nullptr ? m.requests[row] : 0;
-    if (threadIdx.x == 0 && !kPlain) {
-      const Window w = window_of(job.a.rows, row, 0);
-      room.request = w.request, room.start = w.start, room.end = w.end;
-    }
-    __syncthreads();
-  });
-  const auto writer = [&] {
-    if constexpr (kPlain)
-      return PlainWriter(job.emission, row);
-    else
-      return RowWriter(job.emission, row, room.request, room.start);
-  };
-  if (room.request < 0) {
-    writer().fill(0);
-    return true;
+class RowMerge {
+ public:
+  __device__ __forceinline__ RowMerge(const Job& job, const QuickMerge& m, int64_t row, QuickRoom& room,
+                                      uint32_t* memory)
+      : job_(job),
+        m_(m),
+        row_(row),
+        room_(room),
+        memory_(memory),
+        topk_(static_cast<uint32_t>(job.emission.topk)),
+        places_(topk_, m.parts, kEach),
+        chunks_(m.parts * m.per_part, m.per_part) {
+    entries_.shared = reinterpret_cast<int32_t*>(memory + places_.entries) + threadIdx.x;
   }
-  if (unsorted) atomicMax(&room.unsorted, 1u);
-  uint32_t nans = 0;
-  if constexpr (kPlain) {
-    entries.rank([](int32_t) { return false; });
-  } else {
-    const Parts<2> all{job, row, 0, room.start, room.end};
-    const bool forces = all.start != 0 || job.a.force_first > 0 || job.a.force_last > 0;
-    nans = entries.rank([&](int32_t position) { return forces && all.forced(position); });
-  }
-  entries.bound(m.best, room);
-  if (kPlain && !Entries<kEach>::kShares) entries.bound_positions(room);
-  __syncthreads();
-  if (room.unsorted != 0) return false;
-  const uint32_t live = room.live, count_of_row = live < topk ? live : topk;
-  QuickCut cut{kNotLive, 0, 0, false};
-  if (live > topk) {
-    const uint32_t low = room.low + 1, floor = room.floor;
-    cut = quick_cut(entries, chunks, Span{floor > low ? floor : low, ~0u, room.high, topk, 0}, room);
-  }
-  const Writer to = writer();
-  if constexpr (kPlain && !Entries<kEach>::kShares) {
-    if (room.last < 32 * m.map_words &&
-        write_by_map(entries, chunks, cut, memory, room,
-                     [&](uint32_t place, uint32_t position) { to.put(place, position, 0.0f); })) {
-      to.fill(count_of_row);
+
+  /// False: an entry is not behind its predecessor in its part. Nothing is written then.
+  __device__ __forceinline__ bool run() {
+    const bool unsorted = load();
+    if (room_.request < 0) {
+      writer().fill(0);
       return true;
     }
+    if (unsorted) atomicMax(&room_.unsorted, 1u);
+    const uint32_t nans = rank();
+    __syncthreads();
+    if (room_.unsorted != 0) return false;
+    const uint32_t live = room_.live, wanted = live < topk_ ? live : topk_;
+    QuickCut cut{kNotLive, 0, 0, false};
+    if (live > topk_) {
+      const uint32_t low = room_.low + 1, floor = room_.floor;
+      cut = quick_cut(entries_, chunks_, Span{floor > low ? floor : low, ~0u, room_.high, topk_, 0}, room_);
+    }
+    const Writer to = writer();
+    if (!put_by_map(cut, to)) put_by_lists(cut, wanted, to);
+    to.fill(wanted);
+    if (kPlain) return true;
+    count(job_.emission.stats, kNanScores, nans);
+    if (threadIdx.x != 0) return true;
+    count(job_.emission.stats, kScoredKeys, live);
+    count(job_.emission.stats, kTiedCuts, cut.tied && cut.key != kForcedKey);
+    return true;
   }
-  WinnerLists lists{memory + places.lists, memory + places.lists + topk};
-  if (threadIdx.x == 0) room.starts[parts] = count_of_row;
-  keep_winners<!kPlain>(m, row, entries, chunks, cut, lists, room);
-  __syncthreads();
-  const uint32_t step =
-      merge_but_last(lists, {memory + places.entries, memory + places.entries + topk}, count_of_row, parts, room);
-  merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
-    to.put(place, position, __uint_as_float(score));
-  });
-  __syncthreads();
-  to.fill(count_of_row);
-  if (kPlain) return true;
-  count(job.emission.stats, kNanScores, nans);
-  if (threadIdx.x != 0) return true;
-  count(job.emission.stats, kScoredKeys, live);
-  count(job.emission.stats, kTiedCuts, cut.tied && cut.key != kForcedKey);
-  return true;
-}
+
+ private:
+  using Writer = std::conditional_t<kPlain, PlainWriter, RowWriter>;
+  static constexpr bool kMaps = kPlain && !Entries<kEach>::kShares;
+
+  __device__ __forceinline__ Writer writer() const {
+    if constexpr (kPlain) {
+      return PlainWriter(job_.emission, row_);
+    } else {
+      return RowWriter(job_.emission, row_, room_.request, room_.start);
+    }
+  }
+
+  /// All entries, and whose row it is. Returns whether this thread has seen one that is not behind its predecessor.
+  __device__ __forceinline__ bool load() {
+    return entries_.load(m_, row_, chunks_, [&] {
+      room_.clear();
+      if (threadIdx.x == 0 && kPlain) {
+        room_.request = m_.requests != nullptr ? m_.requests[row_] : 0;
+      } else if (threadIdx.x == 0) {
+        const Window w = window_of(job_.a.rows, row_, 0);
+        room_.request = w.request, room_.start = w.start, room_.end = w.end;
+      }
+      __syncthreads();
+    });
+  }
+
+  /// Scores become numbers of the order, whose bounds are told. Returns how many are NaN.
+  __device__ __forceinline__ uint32_t rank() {
+    uint32_t nans = 0;
+    if constexpr (kPlain) {
+      entries_.rank([](int32_t) { return false; });
+    } else {
+      const Parts<2> all{job_, row_, 0, room_.start, room_.end};
+      const bool forces = all.start != 0 || job_.a.force_first > 0 || job_.a.force_last > 0;
+      nans = entries_.rank([&](int32_t position) { return forces && all.forced(position); });
+    }
+    entries_.bound(m_.best, room_);
+    if (kMaps) entries_.bound_positions(room_);
+    return nans;
+  }
+
+  __device__ __forceinline__ bool put_by_map(const QuickCut& cut, const Writer& to) {
+    if constexpr (kMaps) {
+      return room_.last < 32 * m_.map_words &&
+             write_by_map(entries_, chunks_, cut, memory_, room_,
+                          [&](uint32_t place, uint32_t position) { to.put(place, position, 0.0f); });
+    } else {
+      return false;
+    }
+  }
+
+  /// Lists of winners, one a part, become half as many until two are left, which go to the writer. Ends with a barrier.
+  __device__ __forceinline__ void put_by_lists(const QuickCut& cut, uint32_t wanted, const Writer& to) {
+    WinnerLists lists{memory_ + places_.lists, memory_ + places_.lists + topk_};
+    WinnerLists next{memory_ + places_.entries, memory_ + places_.entries + topk_};
+    if (threadIdx.x == 0) room_.starts[m_.parts] = wanted;
+    keep_winners<!kPlain>(m_, row_, entries_, chunks_, cut, lists, room_);
+    __syncthreads();
+    uint32_t step = 1;
+    for (; step * 2 < m_.parts; step *= 2) {
+      merge_pairs(lists, wanted, step, m_.parts, room_.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
+        next.positions[place] = position;
+        next.scores[place] = score;
+      });
+      __syncthreads();
+      const WinnerLists merged = next;
+      next = lists, lists = merged;
+    }
+    merge_pairs(lists, wanted, step, m_.parts, room_.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
+      to.put(place, position, __uint_as_float(score));
+    });
+    __syncthreads();
+  }
+
+  const Job& job_;
+  const QuickMerge& m_;
+  const int64_t row_;
+  QuickRoom& room_;
+  uint32_t* const memory_;
+  const uint32_t topk_;
+  const MergeRoom places_;
+  const Chunks chunks_;
+  Entries<kEach> entries_;
+};
 
 template <int kEach, bool kPlain>
 __global__ __launch_bounds__(kSelectThreads) void merge_rows_quickly(const __grid_constant__ Job job,
@@ -306,7 +344,7 @@ __global__ __launch_bounds__(kSelectThreads) void merge_rows_quickly(const __gri
   __shared__ Shared s;
   __shared__ QuickRoom room;
   for (int64_t row = blockIdx.x; row < job.a.rows.count; row += gridDim.x) {
-    if (!merge_quickly<kEach, kPlain>(job, m, row, room, reinterpret_cast<uint32_t*>(memory)))
+    if (!RowMerge<kEach, kPlain>(job, m, row, room, reinterpret_cast<uint32_t*>(memory)).run())
       merge_entries<2>(job, row, kPlain ? Window{room.request, 0, 0} : Window{room.request, room.start, room.end}, s,
                        memory);  // more would spill
     __syncthreads();
