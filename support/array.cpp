@@ -1,19 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Owned and guarded host memory for tests and tools.
+// See array.h.
 #include "support/array.h"
 
 #include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "topkey/number.h"
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // as g++ says it
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" {
+void __asan_poison_memory_region(void const volatile* first, size_t bytes);    // NOLINT
+void __asan_unpoison_memory_region(void const volatile* first, size_t bytes);  // NOLINT
+}
+#define TOPKEY_POISON(first, bytes) __asan_poison_memory_region(first, bytes)
+#define TOPKEY_UNPOISON(first, bytes) __asan_unpoison_memory_region(first, bytes)
+#else
+#define TOPKEY_POISON(first, bytes) static_cast<void>(0)
+#define TOPKEY_UNPOISON(first, bytes) static_cast<void>(0)
+#endif
 
 namespace topkey::support {
 namespace {
 constexpr uint8_t kPoison = 0xA5;
 constexpr size_t kLead = 256;
+constexpr uint8_t kRubbish = 0xC3;
+constexpr size_t kCanary = 64;
+/// More than this goes back to the system after each call.
+constexpr size_t kKeptBytes = size_t{80} << 20;
+
+std::shared_ptr<uint8_t> raw_bytes(size_t size, size_t offset) {
+  // Ends where the data ends, so that AddressSanitizer sees the first byte past it.
+  constexpr std::align_val_t kAlign{256};
+  auto* raw = static_cast<uint8_t*>(::operator new(size + offset + (size + offset == 0), kAlign));
+  return {raw + offset, [raw](uint8_t*) { ::operator delete(raw, kAlign); }};
+}
+
+/// Memory for the thread's next Workspace.
+struct Spare {
+  std::shared_ptr<uint8_t> memory;
+  size_t bytes = 0;
+};
+thread_local Spare spare;
+
+bool is_all(const uint8_t* from, const uint8_t* to, uint8_t byte) {
+  return from == to || (*from == byte && std::memcmp(from, from + 1, static_cast<size_t>(to - from) - 1) == 0);
+}
 }  // namespace
 
 size_t dtype_bytes(DType dtype) {
@@ -39,11 +79,26 @@ const char* dtype_name(DType dtype) {
 }
 
 std::shared_ptr<uint8_t> aligned_bytes(size_t size, size_t offset) {
-  // Ends where the data ends, so that AddressSanitizer sees the first byte past it.
-  constexpr std::align_val_t kAlign{256};
-  auto* raw = static_cast<uint8_t*>(::operator new(size + offset + (size + offset == 0), kAlign));
-  std::memset(raw, 0, size + offset);
-  return {raw + offset, [raw](uint8_t*) { ::operator delete(raw, kAlign); }};
+  std::shared_ptr<uint8_t> memory = raw_bytes(size, offset);
+  std::memset(memory.get() - offset, 0, size + offset);
+  return memory;
+}
+
+Workspace::Workspace(size_t bytes, bool filled) : bytes_(bytes) {
+  memory_ = std::move(spare.memory), room_ = std::exchange(spare.bytes, 0);
+  if (room_ < bytes + kCanary) memory_ = raw_bytes(bytes + kCanary, 0), room_ = bytes + kCanary;
+  std::memset(memory_.get() + (filled ? 0 : bytes), kRubbish, (filled ? bytes : 0) + kCanary);
+  TOPKEY_POISON(memory_.get() + bytes, room_ - bytes);
+}
+
+Workspace::~Workspace() {
+  TOPKEY_UNPOISON(memory_.get() + bytes_, room_ - bytes_);
+  if (room_ <= kKeptBytes) spare = {std::move(memory_), room_};
+}
+
+bool Workspace::kept_inside() const {
+  TOPKEY_UNPOISON(memory_.get() + bytes_, kCanary);
+  return is_all(memory_.get() + bytes_, memory_.get() + bytes_ + kCanary, kRubbish);
 }
 
 Array::Array(DType dtype, std::initializer_list<int64_t> shape, size_t offset) {
@@ -68,7 +123,7 @@ Array Array::seen_as(const Tensor& view) const {
 Array Array::clone() const {
   if (!*this) return {};
   Array copy = *this;
-  copy.store_ = aligned_bytes(bytes_, reinterpret_cast<uintptr_t>(view_.data) % 256);
+  copy.store_ = raw_bytes(bytes_, reinterpret_cast<uintptr_t>(view_.data) % 256);
   std::memcpy(copy.store_.get(), view_.data, bytes_);
   copy.view_.data = copy.store_.get();
   return copy;
@@ -109,7 +164,7 @@ Guarded::Guarded(DType dtype, int64_t rows, int64_t cols, int64_t pad, int64_t s
     : dtype_(dtype), rows_(rows), cols_(cols < 0 ? 1 : cols), step_(cols < 0 ? 1 : cols + pad), vector_(cols < 0) {
   lead_ = kLead;
   bytes_ = 2 * lead_ + static_cast<size_t>((rows + spare_rows) * step_) * dtype_bytes(dtype);
-  store_ = aligned_bytes(bytes_);
+  store_ = raw_bytes(bytes_, 0);
   reset();
 }
 
@@ -130,16 +185,24 @@ bool Guarded::poisoned(int64_t row, int64_t col) const {
 }
 
 std::string Guarded::touched_outside(int64_t rows, int64_t cols) const {
-  const size_t size = dtype_bytes(dtype_);
-  for (size_t i = 0; i < bytes_; ++i) {
-    if (store_.get()[i] == kPoison) continue;
-    const int64_t at = i < lead_ ? -1 : static_cast<int64_t>((i - lead_) / size);
-    if (at >= 0 && at / step_ < rows && at % step_ < cols) continue;
-    return "byte " + std::to_string(static_cast<int64_t>(i) - static_cast<int64_t>(lead_)) + " was written: row " +
-           std::to_string(at < 0 ? -1 : at / step_) + ", column " + std::to_string(at < 0 ? -1 : at % step_) + " of [" +
-           std::to_string(rows) + ", " + std::to_string(cols) + "]";
+  const uint8_t* base = store_.get();
+  const auto size = static_cast<int64_t>(dtype_bytes(dtype_)), row = step_ * size, lead = static_cast<int64_t>(lead_);
+  const auto untouched = [&](int64_t from, int64_t to) -> std::string {
+    to = std::min(to, static_cast<int64_t>(bytes_));
+    if (from >= to || is_all(base + from, base + to, kPoison)) return {};
+    const int64_t i = std::find_if(base + from, base + to, [](uint8_t byte) { return byte != kPoison; }) - base;
+    const int64_t at = i < lead ? -1 : (i - lead) / size;
+    return "byte " + std::to_string(i - lead) + " was written: row " + std::to_string(at < 0 ? -1 : at / step_) +
+           ", column " + std::to_string(at < 0 ? -1 : at % step_) + " of [" + std::to_string(rows) + ", " +
+           std::to_string(cols) + "]";
+  };
+  // The wall before, what lies after each row's columns, and all that comes after the rows.
+  int64_t from = 0;
+  for (int64_t r = 0; r < rows && cols > 0; ++r) {
+    if (std::string touched = untouched(from, lead + r * row); !touched.empty()) return touched;
+    from = lead + r * row + std::min(cols, step_) * size;
   }
-  return {};
+  return untouched(from, static_cast<int64_t>(bytes_));
 }
 
 }  // namespace topkey::support

@@ -20,6 +20,24 @@ const char* dtype_name(DType dtype);
 /// `size` zeroed bytes whose first one lies `offset` bytes past a 256-byte boundary.
 std::shared_ptr<uint8_t> aligned_bytes(size_t size, size_t offset = 0);
 
+/// The workspace of one call: `bytes` from a 256-byte boundary on, filled with rubbish, and behind them canaries, which
+/// AddressSanitizer guards too. The thread keeps the memory for its next call: fresh pages were most of a small call's
+/// time. Of a GPU's call only the addresses matter (on_device.h), so that nothing is filled.
+class Workspace {
+ public:
+  Workspace(size_t bytes, bool filled);
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace();
+  uint8_t* data() const { return memory_.get(); }
+  size_t bytes() const { return bytes_; }
+  bool kept_inside() const;  ///< whether the canaries live
+
+ private:
+  std::shared_ptr<uint8_t> memory_;
+  size_t bytes_, room_ = 0;
+};
+
 /// An owned dense row-major tensor, zeroed. Default-constructed: absent.
 class Array {
  public:

@@ -132,7 +132,7 @@ RowQuestion question(const SelectBlocks& args, int64_t row);
 RowQuestion question(const MqaTopk& args, const Tensor& logits, int64_t row);
 RowQuestion question(const PagedMqaTopk& args, const Tensor& logits, int64_t row);
 RowQuestion question(const MergeTopk& args, int64_t row);
-/// A full sort.
+/// What a sort of all live keys puts first.
 RowAnswer answer(const RowQuestion& question);
 /// The blocks of a merge with their scores: those of the parts, each with the best that any part gives it. Ascending.
 std::vector<std::pair<int64_t, float>> merged_blocks(const MergeTopk& args, int64_t row);

@@ -6,8 +6,6 @@
 #pragma once
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -76,18 +74,12 @@ void launch(const Args& args, const Exec& given) {
 /// GPU.
 template <class Args>
 void run(const Args& args, Exec exec) {
-  constexpr size_t kCanary = 64;
   exec = or_stand_in(args, exec);
-  const size_t size = workspace_bytes(args, exec);
-  const std::shared_ptr<uint8_t> memory = aligned_bytes(size + kCanary);
-  std::memset(memory.get(), 0xC3, size + kCanary);
-  exec.workspace = memory.get();
-  exec.workspace_bytes = size;
+  const Workspace workspace(workspace_bytes(args, exec), exec.device == Device::cpu);
+  exec.workspace = workspace.data();
+  exec.workspace_bytes = workspace.bytes();
   launch(args, exec);
-  for (size_t i = 0; i < kCanary; ++i) {
-    if (memory.get()[size + i] != 0xC3)
-      throw std::logic_error(std::string(op_name(args)) + " wrote past its workspace");
-  }
+  if (!workspace.kept_inside()) throw std::logic_error(std::string(op_name(args)) + " wrote past its workspace");
 }
 
 }  // namespace topkey::support

@@ -46,7 +46,9 @@ class CliTest : public ::testing::Test {
   /// Exit code and one worded line on stderr.
   void expect_refused(const std::string& arguments, int code, const std::string& words = "",
                       const std::string& environment = "") const {
-    const Outcome outcome = run_command(arguments, environment);
+    expect_refusal(run_command(arguments, environment), arguments, code, words);
+  }
+  static void expect_refusal(const Outcome& outcome, const std::string& arguments, int code, const std::string& words) {
     EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.err;
     EXPECT_THAT(outcome.err, ::testing::HasSubstr(words)) << arguments;
     EXPECT_EQ(outcome.err.rfind("topkey: ", 0), 0U) << outcome.err;

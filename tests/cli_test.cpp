@@ -267,8 +267,8 @@ TEST_F(Cli, AnOptionThatIsNoneOfTheOperationIsRefusedByMakeTrace) {
         EXPECT_TRUE(contents() != before) << op << " " << option;
         ++changed;
       } else {
-        expect_refused(
-            command + " " + option, 2,
+        expect_refusal(
+            outcome, command + " " + option, 2,
             "make-trace: " + name + " must be absent with --op " + op + ", which has no use for it; got one");
         ++refused;
       }

@@ -290,17 +290,12 @@ inline void run_crew(Crew& crew, const std::function<void(const Exec&)>& call, c
   for (std::thread& thread : threads) thread.join();
 }
 
-/// A workspace of exactly `bytes`, with canaries behind it.
+/// A workspace of exactly `size` bytes.
 struct Room {
-  explicit Room(size_t size) : bytes(size), memory(aligned_bytes(size + 64)) {
-    std::memset(memory.get(), 0xC3, size + 64);
-  }
-  void give(Exec& exec) const { exec.workspace = memory.get(), exec.workspace_bytes = bytes; }
-  bool kept() const {
-    return std::all_of(memory.get() + bytes, memory.get() + bytes + 64, [](uint8_t b) { return b == 0xC3; });
-  }
-  size_t bytes;
-  std::shared_ptr<uint8_t> memory;
+  explicit Room(size_t size) : memory(size, true) {}
+  void give(Exec& exec) const { exec.workspace = memory.data(), exec.workspace_bytes = memory.bytes(); }
+  bool kept() const { return memory.kept_inside(); }
+  Workspace memory;
 };
 
 }  // namespace topkey::testing

@@ -28,7 +28,7 @@ using Json = nlohmann::ordered_json;
 using support::Array;
 using support::Problem;
 
-struct Options {
+struct BenchOptions {
   std::string suite = "cpu", backend, only, json, commit, device, rows, against;
   int threads = 0;
   bool quick = false;
@@ -126,7 +126,7 @@ double pairs_of(const Prepared& p) {
 
 class Bench {
  public:
-  explicit Bench(const Options& options) : options_(options) {
+  explicit Bench(const BenchOptions& options) : options_(options) {
     threads_ =
         options.threads > 0 ? options.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     for (const BackendInfo& info : backends()) {
@@ -305,7 +305,7 @@ class Bench {
     if (!file) throw Failure(fmt::format("bench: {} cannot be written", options_.json));
   }
 
-  const Options& options_;
+  const BenchOptions& options_;
   int threads_ = 1;
   std::string isa_;
   Sgemm sgemm_;
@@ -321,7 +321,7 @@ bool on_host(const std::string& backend) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   CLI::App* bench = app.add_subcommand("bench", "Time whole calls beside the machine's ceilings");
   bench->add_option(
       "--suite", options->suite,

@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using support::Report;
 
-struct Options {
+struct CheckOptions {
   std::vector<std::string> traces;
   std::string op, backend, save;
   uint64_t seed = 1;
@@ -86,7 +86,7 @@ bool all_ok(const std::vector<Finding>& findings) {
                      [](const Finding& f) { return !f.skipped.empty() || f.report.ok; });
 }
 
-Exit check_files(const Options& options) {
+Exit check_files(const CheckOptions& options) {
   const std::vector<std::string> backends = usable_backends(options.backend);
   bool good = true, ran = false;
   Json json = Json::array();
@@ -118,7 +118,7 @@ struct Tally {
 
 class RandomCheck {
  public:
-  explicit RandomCheck(const Options& options) : options_(options), backends_(usable_backends(options.backend)) {
+  explicit RandomCheck(const CheckOptions& options) : options_(options), backends_(usable_backends(options.backend)) {
     std::vector<std::string> all = support::operation_names();
     all.emplace_back(kPools);
     ops_ = options.op.empty() ? all : std::vector<std::string>{options.op};
@@ -221,7 +221,7 @@ class RandomCheck {
     fmt::print("{}\n", json.dump(1));
   }
 
-  const Options& options_;
+  const CheckOptions& options_;
   std::vector<std::string> backends_, ops_;
   std::map<std::pair<std::string, std::string>, Tally> tally_;
   int64_t differ_ = 0, ran_ = 0;
@@ -235,7 +235,7 @@ void refuse_unused(const CLI::App& sub, std::initializer_list<const char*> names
   }
 }
 
-Exit check(const Options& options, const CLI::App& sub) {
+Exit check(const CheckOptions& options, const CLI::App& sub) {
   if (options.random == !options.traces.empty()) throw Failure("check: name traces, or say --random");
   if (!options.random) refuse_unused(sub, {"--op", "--seed", "--cases", "--save"}, "with traces");
   if (options.random) refuse_unused(sub, {"--rows"}, "with --random");
@@ -245,7 +245,7 @@ Exit check(const Options& options, const CLI::App& sub) {
 }  // namespace
 
 void add_check(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CheckOptions>();
   CLI::App* sub = app.add_subcommand("check", "Hold every backend against the oracle, itself and the reference");
   sub->add_option("traces", options->traces, "Traces to check");
   sub->add_flag("--random", options->random, "Random cases instead of traces");

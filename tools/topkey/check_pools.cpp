@@ -32,12 +32,12 @@ Array normals(Random& random, DType dtype, std::initializer_list<int64_t> shape)
   }
   return array;
 }
-Array longs(const std::vector<int64_t>& values) {
+Array i64_array(const std::vector<int64_t>& values) {
   const Array array(DType::i64, {static_cast<int64_t>(values.size())});
   std::copy(values.begin(), values.end(), array.as<int64_t>());
   return array;
 }
-Array random_ints(Random& random, int64_t rows, int64_t columns, int64_t low, int64_t high) {
+Array drawn_ints(Random& random, int64_t rows, int64_t columns, int64_t low, int64_t high) {
   const Array array(DType::i32, {rows, columns});
   for (int64_t i = 0; i < array.size(); ++i) array.as<int32_t>()[i] = static_cast<int32_t>(random.between(low, high));
   return array;
@@ -112,7 +112,7 @@ Tokens draw_tokens(const PoolCase& c, const std::vector<int64_t>& first, const s
   const auto rows = static_cast<int64_t>(t.positions.size());
   t.k = normals(random, DType::bf16, {rows, c.p.spec.head_dim});
   t.gate = normals(random, DType::bf16, {rows, c.p.spec.head_dim});
-  t.at = longs(t.positions), t.slots = longs(slots), t.states = longs(states);
+  t.at = i64_array(t.positions), t.slots = i64_array(slots), t.states = i64_array(states);
   t.request = Array::of(t.requests), t.indptr = Array::of(t.starts);
   return t;
 }
@@ -153,11 +153,10 @@ void draw_search(PoolCase& c, Random& random) {
   if (random.chance(0.3)) c.force_last = static_cast<int32_t>(random.between(0, 5));
   c.role = static_cast<CandidateRole>(random.below(3));
   c.block_size = static_cast<int32_t>(random.between(1, 9)), c.blocks = random.between(1, 6);
-  if (c.role == CandidateRole::consumer)
-    c.candidates = random_ints(random, rows, c.blocks, -1, keys / c.block_size + 2);
+  if (c.role == CandidateRole::consumer) c.candidates = drawn_ints(random, rows, c.blocks, -1, keys / c.block_size + 2);
   Tensor IndexerStep::*const optional[] = {&IndexerStep::gate, &IndexerStep::ape, &IndexerStep::positions};
   if (random.chance(0.4)) c.missing = optional[random.below(3)];
-  if (random.chance(0.5)) c.token_table = random_ints(random, c.p.spec.requests, (keys + 1) * c.pool_size, -1, 500);
+  if (random.chance(0.5)) c.token_table = drawn_ints(random, c.p.spec.requests, (keys + 1) * c.pool_size, -1, 500);
 }
 
 PoolCase draw_case(uint64_t seed) {

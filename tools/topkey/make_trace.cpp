@@ -16,7 +16,7 @@
 namespace topkey::cli {
 namespace {
 
-struct Options {
+struct MakeTraceOptions {
   std::string output, format = "fp8", pattern = "normal", scale = "ue8m0", windows = "causal", layout = "planar";
   Sample sample;
   int32_t pool_size = 1;
@@ -143,7 +143,7 @@ void make_pools(support::Trace& trace, int32_t size) {
   trace.metadata["pool_size"] = std::to_string(size);
 }
 
-Exit make(Options& options, const CLI::App& sub) {
+Exit make(MakeTraceOptions& options, const CLI::App& sub) {
   support::ProblemSpec& spec = options.sample.spec;
   check_options(options.sample, sub);
   spec.format = support::format_by_name(options.format);
@@ -181,7 +181,7 @@ Exit make(Options& options, const CLI::App& sub) {
 }  // namespace
 
 void add_make_trace(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<MakeTraceOptions>();
   Sample& sample = options->sample;
   support::ProblemSpec& spec = sample.spec;
   spec.heads = 64, spec.head_dim = 128, spec.rows = 8, spec.keys = 4096, spec.page_size = 64, sample.topk = 512;

@@ -29,7 +29,7 @@ using support::Array;
 constexpr int32_t kMostPool = 1024;  ///< tokens of a key, as pool_k has them
 
 /// What a rank reports; sent as it is.
-struct Report {
+struct RankReport {
   double rows, pairs, received, seconds, same;
 };
 
@@ -226,7 +226,7 @@ class Rank {
     if (o.cut == "prefill" && spec_.context.active()) make_gathered();
   }
 
-  Report run(const std::string& backend, int threads) {
+  RankReport run(const std::string& backend, int threads) {
     const IndexerConfig config = config_of(w_);
     const double spent = w_.pools() ? step(SparseAttnIndexerKpool(config), backend, threads)
                                     : step(SparseAttnIndexer(config), backend, threads);
@@ -371,16 +371,16 @@ class Rank {
   std::vector<Array> kept_;
 };
 
-std::vector<Report> reports_of(Communicator& comm, const Report& own) {
-  std::vector<Report> all(static_cast<size_t>(comm.size()));
+std::vector<RankReport> reports_of(Communicator& comm, const RankReport& own) {
+  std::vector<RankReport> all(static_cast<size_t>(comm.size()));
   comm.all_gather(&own, all.data(), sizeof own, nullptr);
   return all;
 }
 
-Exit print(const Whole& w, const std::vector<Report>& all, const RanksOptions& o, const char* transport) {
+Exit print(const Whole& w, const std::vector<RankReport>& all, const RanksOptions& o, const char* transport) {
   double most = 0, sum = 0, received = 0;
   bool same = true;
-  for (const Report& r : all) {
+  for (const RankReport& r : all) {
     most = std::max(most, r.pairs), sum += r.pairs, received += r.received;
     same = same && r.same == 1.0;
   }
@@ -389,7 +389,7 @@ Exit print(const Whole& w, const std::vector<Report>& all, const RanksOptions& o
     nlohmann::ordered_json json = {{"ranks", all.size()}, {"shard", o.cut},       {"transport", transport},
                                    {"balance", balance},  {"received", received}, {"equal", same}};
     if (w.pools()) json["pool_size"] = w.pool_size;
-    for (const Report& r : all) {
+    for (const RankReport& r : all) {
       json["by_rank"].push_back(
           {{"rows", r.rows}, {"pairs", r.pairs}, {"received", r.received}, {"seconds", r.seconds}});
     }
@@ -418,14 +418,14 @@ int mpi_size() {
 
 Exit on_threads(const Whole& w, const std::string& backend, const RanksOptions& o) {
   const auto comms = local_communicators(o.ranks), prefill = local_communicators(o.ranks);
-  std::vector<Report> all;
+  std::vector<RankReport> all;
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
   std::vector<std::thread> threads;
   for (size_t r = 0; r < thrown.size(); ++r) {
     threads.emplace_back([&, r] {
       try {
         Rank rank(w, o, *comms[r], *prefill[r]);
-        const std::vector<Report> reports = reports_of(*comms[r], rank.run(backend, 1));
+        const std::vector<RankReport> reports = reports_of(*comms[r], rank.run(backend, 1));
         if (r == 0) all = reports;
       } catch (const std::exception& e) {
         thrown[r] = std::current_exception();
@@ -465,9 +465,9 @@ Exit run_on_ranks(const support::Call& call, const std::string& backend, const R
   }
   const auto comm = mpi_communicator(), prefill = mpi_communicator();
   Rank rank(w, o, *comm, *prefill);
-  const std::vector<Report> all = reports_of(*comm, rank.run(backend, 0));
+  const std::vector<RankReport> all = reports_of(*comm, rank.run(backend, 0));
   if (comm->rank() == 0) return print(w, all, o, "MPI");
-  return std::all_of(all.begin(), all.end(), [](const Report& r) { return r.same == 1.0; }) ? kDone : kDiffers;
+  return std::all_of(all.begin(), all.end(), [](const RankReport& r) { return r.same == 1.0; }) ? kDone : kDiffers;
 }
 
 }  // namespace topkey::cli

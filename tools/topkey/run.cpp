@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr int kPieces = 6;
 
-struct Options {
+struct RunOptions {
   std::string trace, backend, output;
   int64_t topk = 0;
   int threads = 0;
@@ -42,7 +42,7 @@ struct Result {
   int64_t excerpt_row = -1;
 };
 
-support::CallOptions call_options(const support::Trace& trace, const Options& options) {
+support::CallOptions call_options(const support::Trace& trace, const RunOptions& options) {
   support::CallOptions set;
   if (options.topk != 0) set.set["topk"] = std::to_string(options.topk);
   const std::string op = trace.text("op", "");
@@ -67,7 +67,7 @@ void add_excerpt(const support::Call& call, bool colour, Result& result) {
   }
 }
 
-Result run_call(const support::Call& call, const Options& options, double loading) {
+Result run_call(const support::Call& call, const RunOptions& options, double loading) {
   Result result;
   result.backend = choose_backend(call.args(), options.backend);
   Exec exec = exec_on(result.backend);
@@ -144,7 +144,7 @@ void print_json(const support::Call& call, const Result& result) {
   fmt::print("{}\n", json.dump(1, ' ', false, Json::error_handler_t::replace));
 }
 
-Exit run(const Options& options) {
+Exit run(const RunOptions& options) {
   if (options.on_ranks && !options.output.empty())
     throw Failure("run: --output must be absent with --ranks, which compares and keeps nothing; got one");
   const double begin = now();
@@ -178,7 +178,7 @@ Exit run(const Options& options) {
 }  // namespace
 
 void add_run(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   CLI::App* sub =
       app.add_subcommand("run", "Run the call of a trace; show times, the selection, and what it keeps of attention");
   sub->add_option("trace", options->trace, "A .safetensors trace")->required();

@@ -59,21 +59,21 @@ std::vector<float> scores_of(const Sample& sample) {
   return scores;
 }
 
-void set(Trace& trace, const char* key, int64_t value) { trace.metadata[key] = std::to_string(value); }
+void set_number(Trace& trace, const char* key, int64_t value) { trace.metadata[key] = std::to_string(value); }
 
 void selection(const Sample& sample, Random& random, Trace& trace) {
   const int64_t rows = sample.spec.rows, keys = sample.spec.keys;
   trace.tensors["scores"] = tensor_of("F32", {rows, keys}, scores_of(sample));
   if (sample.op == "select_blocks") {
-    set(trace, "block_size", sample.options ? random.between(1, 9) : 4);
-    set(trace, "num_blocks", sample.topk);
+    set_number(trace, "block_size", sample.options ? random.between(1, 9) : 4);
+    set_number(trace, "num_blocks", sample.topk);
   } else {
-    set(trace, "topk", sample.topk);
+    set_number(trace, "topk", sample.topk);
     trace.metadata["out"] = "indices,scores,counts";
     if (sample.options && random.chance(0.5))
       trace.tensors["row_topk"] = tensor_of("I32", {rows}, ints(random, rows, -1, sample.topk + 2));
     if (sample.options && random.chance(0.5)) trace.metadata["order"] = "score";
-    if (sample.options && random.chance(0.5)) set(trace, "force_last", random.between(0, 4));
+    if (sample.options && random.chance(0.5)) set_number(trace, "force_last", random.between(0, 4));
   }
   if (!sample.options) return;
   trace.tensors["starts"] = tensor_of("I32", {rows}, ints(random, rows, -2, keys));
@@ -103,7 +103,7 @@ void merge(const Sample& sample, Random& random, Trace& trace) {
   }
   trace.tensors["scores"] = tensor_of("F32", {parts, rows, width}, part_scores);
   trace.tensors["indices"] = tensor_of("I32", {parts, rows, width}, part_indices);
-  set(trace, "topk", sample.topk);
+  set_number(trace, "topk", sample.topk);
   trace.metadata["out"] = "indices,scores,counts";
   if (sample.options && random.chance(0.5)) trace.metadata["order"] = "score";
 }
@@ -113,24 +113,24 @@ void rows_and_slots(const Sample& sample, Random& random, Trace& trace) {
   const int64_t requests = spec.requests, pages = spec.keys / spec.page_size + 1;
   trace.tensors["block_table"] =
       tensor_of("I32", {requests, pages}, ints(random, requests * pages, sample.options ? -1 : 0, 100));
-  set(trace, "page_size", spec.page_size);
+  set_number(trace, "page_size", spec.page_size);
   if (sample.options && random.chance(0.5)) {
     const int64_t world = random.between(2, 4);
-    set(trace, "shard.world_size", world), set(trace, "shard.rank", random.between(0, world - 1));
-    set(trace, "shard.interleave", random.between(1, 4));
+    set_number(trace, "shard.world_size", world), set_number(trace, "shard.rank", random.between(0, world - 1));
+    set_number(trace, "shard.interleave", random.between(1, 4));
   }
   if (sample.op == "to_slots") {
     trace.tensors["indices"] =
         tensor_of("I32", {spec.rows, sample.topk}, ints(random, spec.rows * sample.topk, -1, spec.keys + 2));
     trace.tensors["row_request"] =
         tensor_of("I32", {spec.rows}, ints(random, spec.rows, sample.options ? -1 : 0, requests - 1));
-    if (sample.options && random.chance(0.5)) set(trace, "compact", 1);
+    if (sample.options && random.chance(0.5)) set_number(trace, "compact", 1);
     return;
   }
   trace.tensors["query_start"] = tensor_of("I32", {requests + 1}, prefix(random, requests, spec.rows));
   trace.tensors["seq_lens"] = tensor_of("I32", {requests}, ints(random, requests, 0, spec.keys));
   if (sample.options)
-    set(trace, "ratio", random.between(1, 4)), set(trace, "capacity", spec.rows + random.between(0, 3));
+    set_number(trace, "ratio", random.between(1, 4)), set_number(trace, "capacity", spec.rows + random.between(0, 3));
 }
 
 /// Norm (keys only), rope and Hadamard by chance.
@@ -144,12 +144,12 @@ void draw_steps(const Sample& sample, Random& random, int64_t vectors, bool norm
   }
   if (head_dim % 2 == 0 && random.chance(0.6)) {
     const int64_t dim = 2 * random.between(1, head_dim / 2);
-    set(trace, "rope.dim", dim);
-    set(trace, "rope.interleaved", random.chance(0.5)), set(trace, "rope.trailing", random.chance(0.5));
+    set_number(trace, "rope.dim", dim);
+    set_number(trace, "rope.interleaved", random.chance(0.5)), set_number(trace, "rope.trailing", random.chance(0.5));
     trace.tensors["rope.cos_sin"] = normal_vectors(random, {64, dim}, DType::f32);
     trace.tensors["positions"] = tensor_of("I32", {vectors}, ints(random, vectors, 0, 63));
   }
-  if ((head_dim & (head_dim - 1)) == 0 && random.chance(0.5)) set(trace, "hadamard", 1);
+  if ((head_dim & (head_dim - 1)) == 0 && random.chance(0.5)) set_number(trace, "hadamard", 1);
 }
 
 void producer(const Sample& sample, Random& random, Trace& trace) {
@@ -173,7 +173,8 @@ void producer(const Sample& sample, Random& random, Trace& trace) {
   slots.resize(static_cast<size_t>(spec.keys));
   for (int64_t& slot : slots) slot = sample.options && random.chance(0.1) ? -1 : slot;
   trace.tensors["slot_mapping"] = tensor_of("I64", {spec.keys}, slots);
-  set(trace, "page_size", spec.page_size), set(trace, "head_dim", spec.head_dim), set(trace, "pages", pages);
+  set_number(trace, "page_size", spec.page_size), set_number(trace, "head_dim", spec.head_dim),
+      set_number(trace, "pages", pages);
   if (spec.layout != Layout::planar) trace.metadata["layout"] = layout_name(spec.layout);
 }
 

@@ -15,14 +15,14 @@
 namespace topkey::cli {
 namespace {
 
-struct Options {
+struct ScaleOptions {
   support::Scale scale;
   std::string cut = "context";
   int64_t most = 8;
   double tflops = 1450, read = 4300, link = 248, latency = 23, small_link = 109, small_latency = 8;
 };
 
-Exit run(const Options& o) {
+Exit run(const ScaleOptions& o) {
   for (const double speed : {o.tflops, o.read, o.link, o.latency, o.small_link, o.small_latency}) {
     // a range lets a NaN through
     if (std::isnan(speed)) throw Failure("scale: --tflops, --read, links and latencies must be numbers, got nan");
@@ -52,7 +52,7 @@ Exit run(const Options& o) {
 }  // namespace
 
 void add_scale(CLI::App& app, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ScaleOptions>();
   CLI::App* sub =
       app.add_subcommand("scale", "What sharding would cost: bytes and time of a rank, from shapes (a model)");
   // Far past any model, and such that no product of them leaves 63 bits.

@@ -95,11 +95,13 @@ __device__ inline void load_edge(const Slice& s, uint32_t i, uint4* vectors) {
     }
   }
 }
-/// The row's first vector and its last, where they are this thread's.
+/// The row's first vector and its last, where the window's edge cuts them and they are this thread's. A whole one is
+/// load_slice's alone: two threads must not write the same words.
 static __device__ __noinline__ void load_edges(Slice s, uint4* vectors) {
   const uint32_t end = (s.last + 3) / 4 - 1 - s.first;
-  if (threadIdx.x == 0 && s.first == 0) load_edge(s, 0, vectors);
-  if (end < s.count && threadIdx.x == end >> s.shift) load_edge(s, end, vectors);
+  const bool one = s.first == 0 && end == 0, cut = s.last % 4 != 0;
+  if (threadIdx.x == 0 && s.first == 0 && (s.lead != 0 || (one && cut))) load_edge(s, 0, vectors);
+  if (end < s.count && !one && cut && threadIdx.x == end >> s.shift) load_edge(s, end, vectors);
 }
 /// Each warp brings what its own threads have; visible to them behind wait_slice.
 __device__ __forceinline__ void load_slice(const Slice& s, uint4* vectors) {
