@@ -251,7 +251,9 @@ TEST_P(Nccl, ContextShardsEqualOneGpuEagerAndReplayed) {
                 {3, 5, 20, 4, false}};
   for (const auto& shape : shapes) {
     Ranks all;
-    const Problem whole = make_problem(whole_spec(shape.rows, shape.keys));
+    ProblemSpec spec = whole_spec(shape.rows, shape.keys);
+    if (!shape.told) spec.addressing = Addressing::next_n;  // requests in the order of rows, not drawn
+    const Problem whole = make_problem(spec);
     const std::vector<int32_t> want = answer_of(whole, shape.topk, GetParam());
     Ranks::each([&](int rank) {
       const Stream stream;
