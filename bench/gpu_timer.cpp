@@ -35,6 +35,16 @@ Timer::~Timer() { cudaFree(flush_), cudaEventDestroy(begin_), cudaEventDestroy(e
 double Timer::one(const std::function<void()>& launch, bool flush) {
   // The flush also gives the host a head start: what it takes to launch is not timed unless it takes longer.
   if (flush) must(cudaMemsetAsync(flush_, 0, kFlush, stream_));
+  return timed(launch);
+}
+
+double Timer::once_behind(const std::function<void()>& before, const std::function<void()>& launch) {
+  must(cudaMemsetAsync(flush_, 0, kFlush, stream_));
+  before();
+  return timed(launch);
+}
+
+double Timer::timed(const std::function<void()>& launch) {
   must(cudaEventRecord(begin_, stream_));
   launch();
   must(cudaEventRecord(end_, stream_));

@@ -40,6 +40,8 @@ class Timer {
   Times times(const std::function<void()>& launch, int most);
   /// One launch, L2 flushed before it, in microseconds.
   double once(const std::function<void()>& launch) { return one(launch, true); }
+  /// The same with something on the stream before, which is not timed.
+  double once_behind(const std::function<void()>& before, const std::function<void()>& launch);
   /// Launches one after another for so long.
   void load(const std::function<void()>& launch, double seconds);
   /// Nothing for so long.
@@ -47,6 +49,7 @@ class Timer {
 
  private:
   double one(const std::function<void()>& launch, bool flush);
+  double timed(const std::function<void()>& launch);
   static constexpr size_t kFlush = size_t{256} << 20;
   cudaStream_t stream_{};
   cudaEvent_t begin_{}, end_{};

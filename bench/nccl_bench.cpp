@@ -2,7 +2,9 @@
 //
 // What two GPUs take beside one, as graph replays over NCCL, one thread a rank: decode with the keys of each request dealt
 // over the ranks (local search, exchange and merge also by themselves), prefill with the rows cut in two. Times are those
-// of the slower rank. Usage: topkey_nccl_bench [--backend NAME] [--json FILE]
+// of the slower rank, from when both have begun: they meet on their streams just before. Usage: topkey_nccl_bench
+// [--backend NAME] [--json FILE] [--only decode|prefill|exchange] [--memory plain|window]; window: the winners' memory is
+// registered with NCCL (ncclCommWindowRegister), which then has quicker ways to move it.
 #include <nccl.h>
 
 #include <algorithm>
@@ -28,6 +30,10 @@ void must_nccl(ncclResult_t code) {
   if (code != ncclSuccess) throw std::runtime_error(ncclGetErrorString(code));
 }
 
+struct Options {
+  std::string backend, json, only, memory = "plain";
+};
+
 /// Device memory, until the program ends.
 void* room_of(size_t bytes) {
   void* data = nullptr;
@@ -44,6 +50,7 @@ class Rank {
     timer_ = std::make_unique<Timer>();
     must_nccl(ncclCommInitRank(&nccl_, kRanks, id, rank));
     comm_ = nccl_communicator(nccl_);
+    mark_ = static_cast<char*>(room_of(kRanks));
   }
   ~Rank() {
     comm_.reset();
@@ -62,28 +69,45 @@ class Rank {
     e.workspace = room_of(e.workspace_bytes);
     return e;
   }
-  /// Median of replays that all ranks start together; the flush of L2 covers what they start apart.
+  /// Memory that both ranks exchange from here on: registered at the same place of both.
+  char* exchanged(size_t bytes, const std::string& memory) {
+    if (memory != "window") return static_cast<char*>(room_of(bytes));
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    void* data = nullptr;
+    ncclWindow_t window{};
+    must_nccl(ncclMemAlloc(&data, bytes));
+    must_nccl(ncclCommWindowRegister(nccl_, data, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+    return static_cast<char*>(data);
+#else
+    throw std::runtime_error("--memory window needs NCCL 2.27");
+#endif
+  }
+  /// Median of replays that all ranks begin together: what they start apart would count as exchange.
   double time(const std::function<void()>& call) {
-    call();  // NCCL connects
+    call(), meet();  // NCCL connects
     must(cudaStreamSynchronize(stream()));
     gate_.arrive_and_wait();
-    const Graph graph(stream(), call);
+    // A graph too: the host must be done with the launches before the flush is.
+    const Graph graph(stream(), call), meeting(stream(), [&] { meet(); });
     std::vector<double> all;
     for (int i = 0; i < kRounds; ++i) {
       gate_.arrive_and_wait();
-      all.push_back(timer_->once([&] { graph.launch(); }));
+      all.push_back(timer_->once_behind([&] { meeting.launch(); }, [&] { graph.launch(); }));
     }
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];
   }
 
  private:
+  void meet() { must_nccl(ncclAllGather(mark_ + rank_, mark_, 1, ncclUint8, nccl_, stream())); }
+
   int rank_;
   std::barrier<>& gate_;
   std::string backend_;
   std::unique_ptr<Timer> timer_;
   ncclComm_t nccl_{};
   std::unique_ptr<Communicator> comm_;
+  char* mark_ = nullptr;
 };
 
 /// Contents are drawn by one thread at a time: samples are shared.
@@ -104,7 +128,7 @@ struct Parts {
 };
 
 /// One GPU with all keys; then this rank with its half of them.
-Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
+Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys, const std::string& memory) {
   Parts p;
   {
     const auto data = data_of(decode_case(rows, keys));
@@ -115,7 +139,7 @@ Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
   const GpuCase half = decode_case(rows, keys / kRanks);
   const auto data = data_of(half);
   const int64_t topk = half.topk, part = rows * topk * 8;
-  auto* received = static_cast<char*>(room_of(static_cast<size_t>(part * kRanks)));
+  char* received = r.exchanged(static_cast<size_t>(part * kRanks), memory);
   auto* sent = received + rank * part;  // in its place, as the layer does it
   PagedMqaTopk local = data->paged();
   local.keys.shard = {rank, kRanks, kInterleave};
@@ -137,8 +161,16 @@ Parts decode_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
   p.exchange = r.time(exchange);
   p.merge = r.time(join);
   p.whole = r.time([&] { search(), exchange(), join(); });
-  must(cudaFree(received)), must(cudaFree(exec.workspace));
-  must(cudaFree(merge.out.indices.data));
+  must(cudaFree(exec.workspace)), must(cudaFree(merge.out.indices.data));
+  return p;
+}
+
+/// An all-gather of so many bytes of each rank.
+Parts exchange_parts(Rank& r, int rank, int64_t bytes, const std::string& memory) {
+  char* received = r.exchanged(static_cast<size_t>(bytes * kRanks), memory);
+  Parts p;
+  p.exchange = p.whole =
+      r.time([&] { r.comm().all_gather(received + rank * bytes, received, static_cast<size_t>(bytes), r.stream()); });
   return p;
 }
 
@@ -162,13 +194,15 @@ Parts prefill_parts(Rank& r, int rank, int64_t rows, int64_t keys) {
   const uint8_t prefilling = 1;
   step.num_requests = 1, step.query_lens = &rows, step.seq_lens = &keys, step.prefilling = &prefilling;
   step.decode_threshold = 1, step.row_shards = kRanks;
-  const StepPlan plan = plan_step(step);
-  if (plan.row_shard_sizes.size() != kRanks) throw std::runtime_error("the plan does not cut the rows");
+  cudaDeviceProp facts{};
+  must(cudaGetDeviceProperties(&facts, rank));
+  // Rows that the kernel works on at a time: a tile on each SM.
+  const std::vector<int64_t> sizes = row_shard_sizes(step, int64_t{facts.multiProcessorCount} * 512 / c.heads);
+  if (sizes.size() != kRanks) throw std::runtime_error("the plan does not cut the rows");
   const MqaTopk& whole = data->dense();
-  const MqaTopk own =
-      rows_of(whole, rank == 0 ? 0 : plan.row_shard_sizes[0], plan.row_shard_sizes[static_cast<size_t>(rank)]);
+  const MqaTopk own = rows_of(whole, rank == 0 ? 0 : sizes[0], sizes[static_cast<size_t>(rank)]);
   ExchangeRows e{};
-  e.buffer = whole.out.indices, e.width = whole.topk, e.row_shard_sizes = plan.row_shard_sizes.data();
+  e.buffer = whole.out.indices, e.width = whole.topk, e.row_shard_sizes = sizes.data();
   const Exec exec = r.exec([&](const Exec& x) { return mqa_topk_workspace_bytes(whole, x); });
   p.one = r.time([&] { mqa_topk(whole, exec); });
   p.local = r.time([&] { mqa_topk(own, exec); });
@@ -196,6 +230,11 @@ Json both(const char* name, double most, std::unique_ptr<Rank>* ranks, const std
   for (std::thread& thread : threads) thread.join();
   const auto slower = [&](double Parts::*of) { return std::max(parts[0].*of, parts[1].*of); };
   const double one = slower(&Parts::one), whole = slower(&Parts::whole);
+  if (one == 0) {  // there is nothing of the kind on one GPU
+    std::printf("%-20s %8.1f us\n", name, whole);
+    std::fflush(stdout);
+    return {{"case", name}, {"ranks", kRanks}, {"graph", true}, {"median_us", whole}};
+  }
   std::printf("%-20s one GPU %8.1f us, two %8.1f us: %.3f, at most %.2f; local %8.1f, exchange %7.1f, merge %6.1f\n",
               name, one, whole, whole / one, most, slower(&Parts::local), slower(&Parts::exchange),
               slower(&Parts::merge));
@@ -212,7 +251,7 @@ Json both(const char* name, double most, std::unique_ptr<Rank>* ranks, const std
           {"merge_us", slower(&Parts::merge)}};
 }
 
-void run(const std::string& backend, const std::string& json) {
+void run(const Options& o) {
   int gpus = 0;
   must(cudaGetDeviceCount(&gpus));
   if (gpus < kRanks) throw std::runtime_error("two GPUs are needed, got " + std::to_string(gpus));
@@ -222,34 +261,49 @@ void run(const std::string& backend, const std::string& json) {
   std::unique_ptr<Rank> ranks[kRanks];
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] { ranks[rank] = std::make_unique<Rank>(rank, id, gate, backend); });
+    threads.emplace_back([&, rank] { ranks[rank] = std::make_unique<Rank>(rank, id, gate, o.backend); });
   }
   for (std::thread& thread : threads) thread.join();
   Json rows = Json::array();
   const auto decode = [&](const char* name, double most, int64_t requests) {
-    rows.push_back(both(name, most, ranks, [&](Rank& r, int rank) { return decode_parts(r, rank, requests, 131072); }));
+    rows.push_back(
+        both(name, most, ranks, [&](Rank& r, int rank) { return decode_parts(r, rank, requests, 131072, o.memory); }));
   };
-  decode("decode 64 x 128K", 0.62, 64);
-  decode("decode 16 x 128K", 0.85, 16);
-  rows.push_back(
-      both("prefill 8192 x 65536", 0.54, ranks, [](Rank& r, int rank) { return prefill_parts(r, rank, 8192, 65536); }));
-  if (!json.empty()) std::ofstream(json) << Json{{"backend", backend}, {"rows", rows}}.dump(1) << "\n";
+  if (o.only == "exchange") {
+    for (const int64_t kib : {256, 1024, 2048, 8192}) {
+      rows.push_back(both(("exchange " + std::to_string(kib) + " KiB").c_str(), 0, ranks,
+                          [&](Rank& r, int rank) { return exchange_parts(r, rank, kib * 1024, o.memory); }));
+    }
+  }
+  if (o.only.empty() || o.only == "decode") {
+    decode("decode 64 x 128K", 0.62, 64);
+    decode("decode 16 x 128K", 0.85, 16);
+  }
+  if (o.only.empty() || o.only == "prefill") {
+    rows.push_back(both("prefill 8192 x 65536", 0.54, ranks,
+                        [](Rank& r, int rank) { return prefill_parts(r, rank, 8192, 65536); }));
+  }
+  if (!o.json.empty()) {
+    std::ofstream(o.json) << Json{{"backend", o.backend}, {"memory", o.memory}, {"rows", rows}}.dump(1) << "\n";
+  }
 }
 
 }  // namespace
 }  // namespace topkey::bench
 
 int main(int argc, char** argv) {
-  std::string backend, json;
+  topkey::bench::Options o;
   for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--backend") == 0) backend = argv[i + 1];
-    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+    if (std::strcmp(argv[i], "--backend") == 0) o.backend = argv[i + 1];
+    if (std::strcmp(argv[i], "--json") == 0) o.json = argv[i + 1];
+    if (std::strcmp(argv[i], "--only") == 0) o.only = argv[i + 1];
+    if (std::strcmp(argv[i], "--memory") == 0) o.memory = argv[i + 1];
   }
   for (const topkey::BackendInfo& info : topkey::backends()) {
-    if (backend.empty() && info.device == topkey::Device::cuda && info.unusable.empty()) backend = info.name;
+    if (o.backend.empty() && info.device == topkey::Device::cuda && info.unusable.empty()) o.backend = info.name;
   }
   try {
-    topkey::bench::run(backend, json);
+    topkey::bench::run(o);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "topkey_nccl_bench: %s\n", e.what());
     return 1;

@@ -41,7 +41,7 @@ topkey_status topkey_plan_step(const topkey_plan_step_args* args, topkey_step_pl
   return guard([&] {
     const PlanStep step = from_c<PlanStep>("plan_step", "args", args);
     const StepPlan s = plan::summary(step);
-    const std::vector<int64_t> sizes = plan::row_shard_sizes(step, s.num_decode_requests);
+    const std::vector<int64_t> sizes = plan::shard_sizes(step, s.num_decode_requests, 0);
     const Check c("plan_step", Mode::call);
     TOPKEY_REQUIRE(c, out != nullptr, "plan", "a struct", "null");
     TOPKEY_REQUIRE(c, sizes.empty() || row_shard_sizes != nullptr, "row_shard_sizes", "room for row_shards numbers",

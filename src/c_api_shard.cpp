@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // The exported symbols of sharding. A collective that fails on this rank tells its peers before it returns.
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 
 #include "border.h"
+#include "check.h"
+#include "plan.h"
 #include "shard.h"
 
 using namespace topkey;  // the symbols below are C; their bodies are not
@@ -153,6 +156,22 @@ size_t topkey_indexer_kpool_sharded_workspace_bytes(const topkey_indexer_config*
                                                     const topkey_indexer_limits* limits, const topkey_shard_spec* spec,
                                                     const topkey_exec* exec) {
   return step_bytes({config, limits, spec, exec}, true);
+}
+
+int64_t topkey_row_shard_sizes(const topkey_plan_step_args* args, int64_t rows_at_once, int64_t* sizes) {
+  int64_t count = -1;
+  guard([&] {
+    const char* op = "row_shard_sizes";
+    const PlanStep step = from_c<PlanStep>(op, "args", args);
+    const StepPlan s = plan::summary(step);
+    const Check c(op, Mode::call);
+    c.number("rows_at_once", rows_at_once, 0, kMaxKeys);
+    const std::vector<int64_t> made = plan::shard_sizes(step, s.num_decode_requests, rows_at_once);
+    TOPKEY_REQUIRE(c, made.empty() || sizes != nullptr, "sizes", "room for row_shards numbers", "null");
+    std::copy(made.begin(), made.end(), sizes);
+    count = static_cast<int64_t>(made.size());
+  });
+  return count;
 }
 
 topkey_status topkey_local_communicators(int32_t size, double seconds, topkey_communicator* comms) {

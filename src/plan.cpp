@@ -4,6 +4,8 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <deque>
+#include <numeric>
 
 #include "check.h"
 
@@ -41,6 +43,112 @@ int64_t dearest(const std::vector<int64_t>& sizes, const std::vector<int64_t>& s
     before = sums[static_cast<size_t>(row - 1)];
   }
   return most;
+}
+
+/// Running cost: key rows that prefill rows 0..j see.
+std::vector<int64_t> running_costs(const PlanStep& step, int64_t first_prefill) {
+  std::vector<int64_t> sums;
+  int64_t total = 0;
+  for (int64_t b = first_prefill; b < step.num_requests; ++b) {
+    for (int64_t j = 0; j < step.query_lens[b]; ++j) {
+      total += std::max<int64_t>(0, step.seq_lens[b] - step.query_lens[b] + 1 + j) / ratio_of(step);
+      sums.push_back(total);
+    }
+  }
+  return sums;
+}
+
+/// What shards take on devices that answer `most` rows side by side, then the next ones: the sum, over rounds of so many
+/// rows, of what the dearest row of a round costs.
+class Rounds {
+ public:
+  Rounds(const std::vector<int64_t>& sums, int64_t most) : most_(most), costs_(sums.size()), dearest_(sums.size()) {
+    for (size_t i = 0; i < sums.size(); ++i) costs_[i] = sums[i] - (i > 0 ? sums[i - 1] : 0);
+    std::deque<int64_t> window;  // rows of the round that begins at `row`, each dearer than those before it
+    for (int64_t row = rows() - 1; row >= 0; --row) {
+      while (!window.empty() && cost(window.front()) <= cost(row)) window.pop_front();
+      window.push_front(row);
+      if (window.back() >= row + most_) window.pop_back();
+      dearest_[static_cast<size_t>(row)] = cost(window.back());
+    }
+  }
+
+  int64_t longest(const std::vector<int64_t>& sizes) const {
+    int64_t most = 0, row = 0;
+    for (const int64_t size : sizes) {
+      int64_t time = 0;
+      const int64_t end = row + size;
+      for (; row + most_ <= end; row += most_) time += dearest_[static_cast<size_t>(row)];
+      if (row < end) time += *std::max_element(costs_.begin() + row, costs_.begin() + end);
+      row = end, most = std::max(most, time);
+    }
+    return most;
+  }
+
+  /// The cut whose longest shard is shortest: each takes as many rows as fit the time.
+  std::vector<int64_t> cut(int64_t shards) const {
+    int64_t low = 0, high = std::accumulate(costs_.begin(), costs_.end(), int64_t{0});
+    while (low < high) {
+      const int64_t time = low + (high - low) / 2;
+      if (fits(shards, time)) {
+        high = time;
+      } else {
+        low = time + 1;
+      }
+    }
+    return filled(shards, low);
+  }
+
+ private:
+  int64_t rows() const { return static_cast<int64_t>(costs_.size()); }
+  int64_t cost(int64_t row) const { return costs_[static_cast<size_t>(row)]; }
+  /// The first row behind those that fit `time` from `row` on.
+  int64_t end_of(int64_t row, int64_t time) const {
+    for (; row < rows() && dearest_[static_cast<size_t>(row)] <= time; row += most_) {
+      time -= dearest_[static_cast<size_t>(row)];
+    }
+    if (row >= rows()) return rows();
+    const int64_t last = std::min(rows(), row + most_);
+    while (row < last && cost(row) <= time) ++row;
+    return row;
+  }
+  bool fits(int64_t shards, int64_t time) const {
+    int64_t row = 0;
+    for (int64_t s = 0; s < shards && row < rows(); ++s) row = end_of(row, time);
+    return row == rows();
+  }
+  /// Each at least one row.
+  std::vector<int64_t> filled(int64_t shards, int64_t time) const {
+    std::vector<int64_t> sizes;
+    int64_t row = 0;
+    for (int64_t s = 1; s <= shards; ++s) {
+      const int64_t end = s == shards ? rows() : std::clamp(end_of(row, time), row + 1, rows() - (shards - s));
+      sizes.push_back(end - row);
+      row = end;
+    }
+    return sizes;
+  }
+
+  const int64_t most_;
+  std::vector<int64_t> costs_, dearest_;  ///< of a row; of the dearest of a round that begins with it
+};
+
+std::vector<int64_t> sizes_by_cost(const std::vector<int64_t>& sums, int64_t shards) {
+  const int64_t rows = static_cast<int64_t>(sums.size());
+  const double total = static_cast<double>(sums.back());
+  std::vector<int64_t> by_cost, by_rows;
+  int64_t begin = 0;
+  for (int64_t s = 1; s <= shards; ++s) {
+    const double share = total * static_cast<double>(s) / static_cast<double>(shards);
+    const auto above = [](double x, int64_t y) { return x < static_cast<double>(y); };
+    const int64_t cut = std::upper_bound(sums.begin(), sums.end(), share, above) - sums.begin();
+    const int64_t end = s == shards ? rows : std::clamp(cut, begin + 1, rows - (shards - s));
+    by_cost.push_back(end - begin);
+    by_rows.push_back(rows / shards + (s <= rows % shards ? 1 : 0));
+    begin = end;
+  }
+  // On short batches a cut by cost can be coarser than equal rows.
+  return dearest(by_cost, sums) <= dearest(by_rows, sums) ? by_cost : by_rows;
 }
 
 }  // namespace
@@ -110,31 +218,15 @@ std::vector<Range> decode_chunks(int64_t rows, int64_t width, int64_t budget) {
   return ranges;
 }
 
-std::vector<int64_t> row_shard_sizes(const PlanStep& step, int64_t first_prefill) {
+std::vector<int64_t> shard_sizes(const PlanStep& step, int64_t first_prefill, int64_t rows_at_once) {
   const int64_t shards = step.row_shards;
-  std::vector<int64_t> sums;  // running cost: key rows that rows 0..j see
-  int64_t total = 0;
-  for (int64_t b = first_prefill; b < step.num_requests; ++b) {
-    for (int64_t j = 0; j < step.query_lens[b]; ++j) {
-      total += std::max<int64_t>(0, step.seq_lens[b] - step.query_lens[b] + 1 + j) / ratio_of(step);
-      sums.push_back(total);
-    }
-  }
-  const int64_t rows = static_cast<int64_t>(sums.size());
-  if (shards <= 1 || rows < shards * std::max<int64_t>(step.min_shard_rows, 1)) return {};
-  std::vector<int64_t> by_cost, by_rows;
-  int64_t begin = 0;
-  for (int64_t s = 1; s <= shards; ++s) {
-    const double share = static_cast<double>(total) * static_cast<double>(s) / static_cast<double>(shards);
-    const auto above = [](double x, int64_t y) { return x < static_cast<double>(y); };
-    const int64_t cut = std::upper_bound(sums.begin(), sums.end(), share, above) - sums.begin();
-    const int64_t end = s == shards ? rows : std::clamp(cut, begin + 1, rows - (shards - s));
-    by_cost.push_back(end - begin);
-    by_rows.push_back(rows / shards + (s <= rows % shards ? 1 : 0));
-    begin = end;
-  }
-  // On short batches a cut by cost can be coarser than equal rows.
-  return dearest(by_cost, sums) <= dearest(by_rows, sums) ? by_cost : by_rows;
+  const std::vector<int64_t> sums = running_costs(step, first_prefill);
+  if (shards <= 1 || static_cast<int64_t>(sums.size()) < shards * std::max<int64_t>(step.min_shard_rows, 1)) return {};
+  std::vector<int64_t> sizes = sizes_by_cost(sums, shards);
+  if (rows_at_once <= 0) return sizes;
+  const Rounds rounds(sums, rows_at_once);
+  std::vector<int64_t> cut = rounds.cut(shards);
+  return rounds.longest(cut) < rounds.longest(sizes) ? cut : sizes;
 }
 
 StepPlan summary(const PlanStep& step) {

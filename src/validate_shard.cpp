@@ -74,10 +74,17 @@ void validate(const ShardSpec& spec, const char* op) {
 
 namespace {
 
-/// Rows are answered in parts: each must say for itself which request it belongs to and what it sees.
-void check_rows(const Check& c, const Rows& rows) {
+/// Rows are answered in parts: each must say for itself what it sees and which request it belongs to. Only where all are
+/// answered alike may the latter follow from next_n, for then parts of whole requests do.
+void check_rows(const Check& c, const shard::Step& s) {
+  const Rows& rows = s.step.rows;
   const Extent r = at_least(rows.count);
-  c.tensor("rows.request", rows.request, kI32, {r}, 0);
+  const bool alike = s.spec.row_shards <= 1 && s.spec.prefill_size <= 1;
+  if (!c.tensor("rows.request", rows.request, kI32, {r}, alike ? unsigned{kOptional} : 0u)) {
+    const Tensor& table = s.step.keys.block_table;
+    TOPKEY_REQUIRE(c, s.step.keys.table_per_row || table.shape[0] >= rows.count / std::max(rows.next_n, 1),
+                   "rows.request", "given, or block_table have a row for each next_n rows", describe(table));
+  }
   c.absent("rows.q_indptr", rows.q_indptr, "in a sharded step (give rows.request)");
   TOPKEY_REQUIRE(c, !c.has(rows.end) || rows.end.shape[0] >= rows.count, "rows.end",
                  "i32 [" + std::to_string(rows.count) + "] in a sharded step", describe(rows.end));
@@ -184,7 +191,7 @@ void validate(const shard::Step& s, const Exec& exec) {
   if (s.in.prefill_comm != nullptr) validate_communicator(op, "prefill_comm", s.in.prefill_comm);
   check_layer(c, s);
   const bool context = s.spec.context.active();
-  if (context || s.spec.row_shards > 1) check_rows(c, s.step.rows);
+  if (context || s.spec.row_shards > 1) check_rows(c, s);
   if (context) check_context(c, s);
   if (!context) {
     TOPKEY_REQUIRE(c, !s.step.keys.shard.active(), "keys.shard", "the context of the spec (none)", "a shard");

@@ -16,7 +16,18 @@ double scoring(const Scale& s, double pairs, double keys) {
   return std::max(pairs * flop / s.flops, keys * static_cast<double>(s.key_bytes) / s.read);
 }
 
+/// New tokens to all ranks, in chunks that keep the limit.
+void gather_tokens(const Scale& s, Cost& c) {
+  if (s.token_bytes == 0) return;
+  const int64_t each = divided(s.rows, s.ranks);
+  const int64_t chunk = std::max<int64_t>(1, std::min(each, s.exchange_limit / (s.token_bytes * s.ranks)));
+  c.received_bytes += (s.ranks - 1) * each * s.token_bytes;
+  c.exchanges += divided(each, chunk);
+}
+
 }  // namespace
+
+double collective(const Scale& s, double bytes) { return std::min(s.small_link.seconds(bytes), s.link.seconds(bytes)); }
 
 Cost cost_of(const Scale& s) {
   Cost c;
@@ -40,6 +51,10 @@ Cost cost_of(const Scale& s) {
       c.received_bytes = (s.rows - s.rows / s.ranks) * 4 * (s.topk + s.blocks);
       c.exchanges = s.blocks > 0 ? 2 : 1;
       break;
+    case Cut::tokens:
+      c.local = scoring(s, rows * context / ranks, keys);
+      gather_tokens(s, c);
+      break;
     case Cut::gathered: {
       c.local = scoring(s, rows * context / ranks, keys);
       // Of each rank as many rows, chosen from shapes: its share, and of each request less than a run more.
@@ -48,11 +63,14 @@ Cost cost_of(const Scale& s) {
       const int64_t piece = std::max<int64_t>(1, std::min(each, s.exchange_limit / (s.ranks * s.key_bytes)));
       c.received_bytes = others * each * s.key_bytes;
       c.exchanges = 2 * divided(each, piece);  // values and scales
+      gather_tokens(s, c);
       break;
     }
   }
   if (s.ranks == 1) c.received_bytes = c.exchanges = 0, c.merge = 0;
-  c.exchange = static_cast<double>(c.received_bytes) / s.link + static_cast<double>(c.exchanges) * s.latency;
+  if (c.exchanges == 0) return c;
+  const double exchanges = static_cast<double>(c.exchanges);
+  c.exchange = exchanges * collective(s, static_cast<double>(c.received_bytes) / exchanges);
   return c;
 }
 

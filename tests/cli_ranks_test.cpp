@@ -87,8 +87,8 @@ TEST_F(CliRanks, RunsPoolsOnRanks) {
       EXPECT_LT(json["balance"], 2.0) << cut;
       received[cut] = json["received"];
     }
-    // A score and a position of each of 40 pools and not of 160 tokens; 2 KiB to agree.
-    EXPECT_EQ(received["context"], 3 * 2 * (9 * 40 * 8 + 2048));
+    // A score and a position of each of 40 pools and not of 160 tokens; 2 KiB and two hashes to agree.
+    EXPECT_EQ(received["context"], 3 * 2 * (9 * 40 * 8 + 2048 + 16));
   }
   EXPECT_THAT(
       run_command("run " + trace + " --ranks 2").out,
@@ -153,8 +153,8 @@ TEST_F(CliRanks, TellsWhatShardingWouldCost) {
   // The largest of everything stays in 63 bits; what is larger is refused.
   const std::string most =
       "scale --context 2147483647 --ranks 1048576 --rows 1048576 --topk 65536 --requests 1048576 --key-bytes 2048 "
-      "--blocks 65536 --interleave 1024 --shard ";
-  for (const char* cut : {"context", "rows", "prefill"}) {
+      "--blocks 65536 --interleave 1024 --token-bytes 1048576 --shard ";
+  for (const char* cut : {"context", "rows", "tokens", "prefill"}) {
     const Outcome large = run_command(most + cut);
     EXPECT_EQ(large.code, 0) << cut;
     EXPECT_EQ(large.out.find(" -"), std::string::npos) << large.out;

@@ -64,6 +64,31 @@ Array drawn(Pattern pattern, int64_t rows, int64_t keys, int64_t topk) {
   return whole;
 }
 
+/// Of a matrix whose rows lie side by side or apart.
+std::vector<uint32_t> words_of(const Tensor& t) {
+  std::vector<uint32_t> all;
+  for (int64_t r = 0; r < t.shape[0]; ++r) {
+    const auto* row = static_cast<const uint32_t*>(t.data) + r * t.stride[0];
+    all.insert(all.end(), row, row + t.shape[1]);
+  }
+  return all;
+}
+
+/// The same without counts, and without scores: what asks for less may go another way.
+void expect_less(const std::string& backend, MergeTopk args, const Outputs& all) {
+  for (const bool scores : {true, false}) {
+    Want want;
+    want.scores = scores;
+    const Outputs some(args.rows.count, args.topk, want);
+    args.out = some.selection();
+    run(args, on(backend));
+    EXPECT_TRUE(inside(some));
+    EXPECT_EQ(words_of(some.selection().indices), words_of(all.selection().indices)) << "scores " << scores;
+    if (!scores) continue;
+    EXPECT_EQ(words_of(some.selection().scores), words_of(all.selection().scores));
+  }
+}
+
 /// Runs a merge of these parts and holds it against a full sort; `change` may set more of its arguments.
 template <class Change>
 void check(const std::string& backend, const Parts& parts, int32_t topk, Tally& tally, const Change& change) {
@@ -80,6 +105,7 @@ void check(const std::string& backend, const Parts& parts, int32_t topk, Tally& 
   run(args, on(backend, stats));
   EXPECT_TRUE(good(compare_selection(args, stats)));
   EXPECT_TRUE(inside(outputs));
+  expect_less(backend, args, outputs);
 }
 constexpr auto kUnchanged = [](const MergeTopk&) {};
 
@@ -177,6 +203,28 @@ TEST(MergeParts, ForcedAtBothEnds) {
           args.force_first = first, args.force_last = 64;
         });
       }
+    }
+  }
+}
+
+/// Positions that two parts have brought stand twice, whatever else is asked for.
+TEST(MergeParts, PositionsThatCameTwice) {
+  Tally tally("merge_topk, positions that came twice");
+  for (const std::string& backend : every_backend()) {
+    for (const int32_t topk : {100, 2048, 4096}) {
+      const Parts parts = deal(drawn(Pattern::normal, 3, 4096, topk), {2, 2048, 2048}, Deal::turns);
+      for (int64_t i = 2048 * 2; i < 2048 * 3; ++i) {  // the last row: those of the first part in the second part too
+        parts.indices.as<int32_t>()[i + 3 * 2048] = parts.indices.as<int32_t>()[i];
+      }
+      const Outputs outputs(3, topk, Want{}), wanted(3, topk, Want{});
+      MergeTopk args{};
+      args.scores = parts.scores.view(), args.indices = parts.indices.view(), args.topk = topk;
+      args.rows.count = 3, args.out = wanted.selection();
+      if (!tally.runs(args, on(backend), backend)) continue;
+      run(args, on("ref"));
+      args.out = outputs.selection();
+      run(args, on(backend));
+      EXPECT_EQ(words_of(args.out.indices), words_of(wanted.selection().indices)) << backend << ", topk " << topk;
     }
   }
 }

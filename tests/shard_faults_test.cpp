@@ -195,14 +195,14 @@ TEST(ShardFaults, TheCallersTransport) {
     const auto r = static_cast<size_t>(rank);
     answer_rank(scene.spec, scene.replicas[r], scene.data, rank, {counted[r].get(), nullptr}, Exec{});
   };
-  // Two exchanges at first, what the ranks agree on and the winners; then one a step.
-  for (const int calls : {2, 3, 4}) {
+  // At first the hashes of what ranks compare, what they agree on, and the winners; then hashes and winners.
+  for (const int calls : {3, 5, 7}) {
     for (const Thrown& t : run_ranks(3, step)) EXPECT_EQ(t.status, Status::ok) << t.sentence;
     EXPECT_EQ(counted[0]->calls, calls);
   }
   EXPECT_GT(counted[1]->received_bytes(), 0u);
   // What its callback throws comes out as it is; the others get peer_error.
-  counted[1]->breaks_at = 5;
+  counted[1]->breaks_at = 9;
   std::string own;
   const auto thrown = run_ranks(3, [&](int32_t rank) {
     try {

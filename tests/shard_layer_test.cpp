@@ -105,6 +105,43 @@ class ShardLayer : public BackendTest {
   int cases(int all) const { return exec().device == Device::cpu ? all : all / 6; }
 };
 
+/// Decode rows without rows.request: of each request one row or a few, chunks of whole requests.
+TEST_P(ShardLayer, RowsWithoutRequests) {
+  std::vector<uint64_t> tokens;
+  for (uint64_t t = 0; t < 200; ++t) tokens.push_back(t + 1);
+  for (const bool pools : {false, true}) {
+    for (const int64_t each : {1, 3}) {
+      for (const size_t limit : {size_t{0}, size_t{1}, size_t{700}}) {
+        ClusterSpec spec;
+        spec.world = 3, spec.interleave = 4, spec.pools = pools, spec.ratio = pools ? 2 : 1,
+        spec.exchange_limit = limit;
+        std::vector<Turn> turns;
+        for (uint64_t b = 0; b < 5; ++b) turns.push_back({b, 0, each, true, &tokens});
+        const StepData data = step_data(spec, turns, 1);
+        Replica alone(spec, Shard{}, spec.seed);
+        ASSERT_TRUE(alone.make_room(data));
+        const Answer want = answer_alone(spec, alone, data, exec());
+        spec.change = each == 1 ? [](IndexerStep& s) { s.rows.request = Tensor{}; }
+                                : [](IndexerStep& s) { s.rows.request = Tensor{}, s.rows.next_n = 3; };
+        const auto comms = local_communicators(3);
+        std::vector<std::string> differences(3);
+        const auto thrown = run_ranks(3, [&](int32_t rank) {
+          const auto r = static_cast<size_t>(rank);
+          Replica replica = replica_of(spec, rank);
+          replica.make_room(data);
+          Exec one = exec();
+          one.threads = 1;
+          differences[r] = difference(want, answer_rank(spec, replica, data, rank, {comms[r].get(), nullptr}, one));
+        });
+        for (size_t r = 0; r < differences.size(); ++r) {
+          EXPECT_EQ(thrown[r].status, Status::ok) << thrown[r].sentence;
+          EXPECT_EQ(differences[r], "") << "pools " << pools << ", " << each << " rows, limit " << limit;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ShardLayer, EveryCutEqualsOneRank) {
   for (const Kind kind : {Kind::context, Kind::rows, Kind::prefill, Kind::prefill_context}) {
     property(std::string("the layer on ranks equals one rank: ") + kind_name(kind), cases(120), [&] {

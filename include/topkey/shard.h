@@ -13,6 +13,7 @@
 
 #include "topkey/cache.h"
 #include "topkey/indexer.h"
+#include "topkey/plan.h"
 #include "topkey/topkey_shard_c.h"
 
 namespace topkey {
@@ -75,7 +76,7 @@ struct ShardStep {
   uint32_t struct_size;
   Communicator* comm;              ///< of the context ranks, or of the row ranks
   Communicator* prefill_comm;      ///< of the prefill ranks
-  const int64_t* row_shard_sizes;  ///< host [row_shards] prefill rows of each rank (plan_step)
+  const int64_t* row_shard_sizes;  ///< host [row_shards] prefill rows of each rank (plan_step or row_shard_sizes)
   /// Context: i32 [R] the row's window in global key rows (pools in the k-pool layer). step.rows counts this rank's keys (expand_rows with the
   /// shard); these are for what speaks of the whole: rows.start (then whole_start is needed), candidates and forced
   /// keys, published blocks (whole_end)
@@ -182,12 +183,12 @@ inline size_t gather_k_sharded_workspace_bytes(const GatherK& args, const Exec& 
 }
 
 /// A step of the layer on one of several ranks. Every rank calls it with the same configuration and rows.count (under
-/// prefill: the same number of new keys; pad with slot -1). The first step of a communicator compares what the ranks
-/// must agree on and throws on all of them, naming both, where they do not. Prefill ranks: slot_mapping and
-/// rope.positions cover this rank's decode keys, then the prefill keys of all ranks, rank after rank, with the slots of
-/// this rank's own cache. Under strict a wild value throws after the keys are stored. exec.team must be absent. On a
-/// device all tensors lie there, all work goes to exec.stream, and a transport that does not block can be captured from
-/// the second step on.
+/// prefill: the same number of new keys; pad with slot -1). The first step of a communicator, of one that blocks every
+/// step, compares what ranks must have alike before it writes, and throws on all of them, naming both, if they have not.
+/// Prefill ranks: slot_mapping and rope.positions cover this rank's decode keys, then the prefill keys of all ranks, rank
+/// after rank, with the slots of this rank's own cache. Under strict a wild value throws after the keys are stored.
+/// exec.team must be absent. On a device all tensors lie there, all work goes to exec.stream, and a transport that does
+/// not block can be captured from the second step on.
 inline void forward_sharded(const SparseAttnIndexer& indexer, const IndexerStep& step, const ShardSpec& spec,
                             const ShardStep& shard, const Exec& exec) {
   border::run_sharded(topkey_indexer_forward_sharded, indexer.config(), step, spec, shard, exec);
@@ -213,6 +214,17 @@ inline void forward_sharded(const SparseAttnIndexerKpool& indexer, const Indexer
 inline size_t sharded_workspace_bytes(const SparseAttnIndexerKpool& indexer, const IndexerLimits& limits,
                                       const ShardSpec& spec, const Exec& exec) {
   return border::sharded_bytes(topkey_indexer_kpool_sharded_workspace_bytes, indexer.config(), limits, spec, exec);
+}
+
+/// plan_step(step).row_shard_sizes for devices that answer rows_at_once prefill rows side by side, and then the next ones:
+/// a rank that gets a few rows more than full rounds would need a round for them, so shares end where rounds do if that is
+/// sooner done. cuda.sm90 with fp8 keys: its SMs times 512 / heads (up to 64 heads; 1,056 rows on an H200 with 64).
+/// 0 = not known: by cost alone.
+inline std::vector<int64_t> row_shard_sizes(const PlanStep& step, int64_t rows_at_once) {
+  const auto args = border::to_c<topkey_plan_step_args>(step);
+  std::vector<int64_t> sizes(static_cast<size_t>(step.row_shards > 1 ? step.row_shards : 0));
+  sizes.resize(static_cast<size_t>(border::counted(topkey_row_shard_sizes(&args, rows_at_once, sizes.data()))));
+  return sizes;
 }
 
 // ---- transports -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ extern "C" {
 /* Filled by the caller, or by one of the functions below. ctx is given back to every callback.
  * all_gather: `bytes` of each rank into receive [size * bytes], rank after rank; send may be this rank's part of receive.
  * all_gatherv: bytes[r] of rank r. 0 = done (enqueued). Both in host memory; of a call on a device, in its memory and on its
- * stream where the flags say so (the first exchange of all is in host memory there too).
+ * stream where the flags say so (what ranks compare of a step, 16 bytes or 2 KiB each, is in host memory there too).
  * fail: this rank has failed, let the peers that wait fail too (may be null). failure: the last failed call in words (may
  * be null). release: frees ctx of one that the library has filled. flags: TOPKEY_COMM_BLOCKS where calls block the host, which a
  * captured stream refuses; TOPKEY_COMM_DEVICE beside it where they take device memory all the same. One that blocks and does
@@ -30,7 +30,7 @@ typedef struct topkey_communicator {
   void (*release)(void* ctx);
   void* ctx;
   uint32_t flags;
-  uint64_t received_bytes, agreed[4];
+  uint64_t received_bytes, agreed[16];
 } topkey_communicator;
 enum { TOPKEY_COMM_BLOCKS = 1, TOPKEY_COMM_DEVICE = 2 };
 
@@ -86,6 +86,9 @@ TOPKEY_API topkey_status topkey_indexer_kpool_forward_sharded(const topkey_index
 TOPKEY_API size_t topkey_indexer_kpool_sharded_workspace_bytes(const topkey_indexer_config* config,
                                                                const topkey_indexer_limits* limits,
                                                                const topkey_shard_spec* spec, const topkey_exec* exec);
+/* sizes [args->row_shards]: rows of each rank as topkey_plan_step cuts them, for devices that answer rows_at_once prefill rows
+ * side by side (0 = not known). Returns how many were written: row_shards, or 0 where the step is not sharded; < 0: an error. */
+TOPKEY_API int64_t topkey_row_shard_sizes(const topkey_plan_step_args* args, int64_t rows_at_once, int64_t* sizes);
 /* Fill comms[0..size): ranks as threads of this process. Fill *comm: MPI (mpi_comm: an MPI_Comm*, null = the world; started and
  * ended by the library where the caller has not), NCCL (an ncclComm_t). `seconds`: how long a call waits for a peer (0 = 60). */
 TOPKEY_API topkey_status topkey_local_communicators(int32_t size, double seconds, topkey_communicator* comms);

@@ -67,6 +67,14 @@ void bind_plan(nb::module_& m) {
       },
       nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
   m.def(
+      "row_shard_sizes",
+      [](const Lens& query_lens, const Lens& seq_lens, const std::optional<std::vector<uint8_t>>& prefilling,
+         const nb::dict& numbers, int64_t rows_at_once) {
+        return guarded(
+            [&] { return row_shard_sizes(step_of(query_lens, seq_lens, prefilling, numbers), rows_at_once); });
+      },
+      nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+  m.def(
       "prefill_chunks",
       [](const Lens& query_lens, const Lens& seq_lens, const std::optional<std::vector<uint8_t>>& prefilling,
          const nb::dict& numbers) {

@@ -207,6 +207,21 @@ void bind_ranks(nb::module_& m) {
       return all;
     });
   });
+  // Handles as addresses: of an MPI_Comm (0: the world), an ncclComm_t.
+  m.def("mpi_communicator", [](uintptr_t comm, double seconds) {
+    return guarded([&] {
+      std::unique_ptr<Communicator> made;
+      {
+        const nb::gil_scoped_release released;  // MPI waits for the other ranks here
+        made = mpi_communicator(reinterpret_cast<const void*>(comm), seconds);
+      }
+      return owned(std::move(made));
+    });
+  });
+  m.def("nccl_communicator", [](uintptr_t comm, double seconds) {
+    return guarded([&] { return owned(nccl_communicator(reinterpret_cast<void*>(comm), seconds)); });
+  });
+  m.def("transport_unusable", &topkey_transport_unusable);
   m.def("sharded_workspace_bytes", &worst_bytes);
   m.def("forward_sharded", &forward, nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
         nb::arg());

@@ -17,7 +17,15 @@ from .library import backends, numerics_version, prepare
 from .operations import unsupported, workspace_bytes
 from .plan import PrefillChunk, Range, RowShard, StepPlan, decode_chunks, plan_step, prefill_chunks
 from .pool import compress_k, expand_pools, pool_k
-from .ranks import Communicator, Transport, communicator, local_communicators
+from .ranks import (
+    Communicator,
+    Transport,
+    communicator,
+    local_communicators,
+    mpi_communicator,
+    nccl_communicator,
+    transport_unusable,
+)
 from .rows import ExpandedRows, Slots, expand_rows, to_slots
 from .score import mqa_logits, paged_mqa_logits
 from .search import mqa_topk, paged_mqa_topk
@@ -35,7 +43,7 @@ __all__ = [
     "Backend", "Communicator", "Exec", "ExpandedRows", "KeyCache", "Norm", "Packed", "PrefillChunk", "Range", "Rope", "RowShard",
     "Selection", "Shard", "SlotMap", "Slots", "SparseAttnIndexer", "SparseAttnIndexerKpool", "StepMetadata", "StepPlan",
     "Trace", "Transport", "backends", "communicator", "compress_k", "decode_chunks", "expand_pools", "expand_rows", "gather_k", "load_trace", "local_communicators",
-    "merge_topk", "mqa_logits", "mqa_topk", "numerics_version", "paged_mqa_logits", "paged_mqa_topk", "plan_step",
+    "merge_topk", "mpi_communicator", "mqa_logits", "mqa_topk", "nccl_communicator", "numerics_version", "paged_mqa_logits", "paged_mqa_topk", "plan_step",
     "pool_k", "prefill_chunks", "prepare", "quantize_k", "quantize_q", "save_trace", "select_blocks", "store_k",
-    "to_slots", "topk", "trace_of", "unsupported", "workspace_bytes",
+    "to_slots", "topk", "trace_of", "transport_unusable", "unsupported", "workspace_bytes",
 ]  # fmt: skip

@@ -91,13 +91,16 @@ def plan_step(
     logits_bytes: int = 0,
     row_shards: int = 1,
     min_shard_rows: int = 0,
+    rows_at_once: int = 0,
 ) -> StepPlan:
     """The plan of a step whose request b has query_lens[b] rows and seq_lens[b] tokens, these included (upper bounds).
 
     Batch order: decodes, short extends, long extends, first chunks. decode_threshold: most rows of a decode request.
     require_uniform: decode requests must have the first one's number of rows, or none. extends_prefill: short requests
     still in their prompt (`prefilling`) are prefill. gather_rows, logits_bytes: budgets of a chunk, 0 = none.
-    row_shards: ranks that share the prefill rows, at least min_shard_rows each. ValueError: negative or too small.
+    row_shards: ranks that share the prefill rows, at least min_shard_rows each. rows_at_once: rows that a rank's device
+    answers side by side, so that shares end where rounds of them do (cuda.sm90 with fp8 keys and up to 64 heads: SMs times
+    512 / heads; 0 = not known). ValueError: negative or too small.
     """
     step = _step(query_lens, seq_lens, prefilling, {
         "decode_threshold": decode_threshold, "require_uniform": require_uniform, "extends_prefill": extends_prefill,
@@ -105,7 +108,8 @@ def plan_step(
         "min_shard_rows": min_shard_rows,
     })  # fmt: skip
     made = StepPlan(*_native.plan_step(*step))
-    return made._replace(chunks=[PrefillChunk(*c) for c in made.chunks])
+    sizes = _native.row_shard_sizes(*step, rows_at_once) if rows_at_once != 0 else made.row_shard_sizes
+    return made._replace(chunks=[PrefillChunk(*c) for c in made.chunks], row_shard_sizes=sizes)
 
 
 def prefill_chunks(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-"""Communicators: what carries bytes between the ranks of a step. Threads of this process, a torch.distributed group, or
-any object with the methods of `Transport`."""
+"""Communicators: what carries bytes between the ranks of a step. Threads of this process, a torch.distributed group, any
+object with the methods of `Transport`; MPI and NCCL where the library was built with them."""
 
 from __future__ import annotations
 
@@ -96,3 +96,47 @@ def local_communicators(size: int, seconds: float = 0) -> list[Communicator]:
     """Ranks as threads of this process, a Communicator for each. A peer that does not come within `seconds` (0 = 60) is
     named in a RuntimeError."""
     return _native.local_communicators(size, seconds)
+
+
+def _handle(op: str, comm: Any, what: str) -> int:
+    try:
+        address = index(comm)
+    except TypeError:
+        address = 0
+    if not 0 < address < 1 << 64:
+        raise ValueError(f"{op}: comm must be {what}, got {comm!r}")
+    return address
+
+
+def mpi_communicator(comm: Any = None, seconds: float = 0) -> Communicator:
+    """Ranks that are processes of MPI; every rank of `comm` makes one. Memory of a GPU is copied to the host.
+
+    comm: an mpi4py communicator, or the address of an MPI_Comm, of the MPI that the library was built with; None = all
+    processes. It is duplicated. MPI is started where it is not yet, and then ended with the last Communicator. A peer that
+    does not answer within `seconds` (0 = 60) is named in a RuntimeError.
+    RuntimeError: the library was built without MPI (TOPKEY_MPI).
+    """
+    if comm is None:
+        return _native.mpi_communicator(0, seconds)
+    if type(comm).__module__.partition(".")[0] == "mpi4py":
+        from mpi4py import MPI
+
+        comm = MPI._addressof(comm)
+    return _native.mpi_communicator(_handle("mpi_communicator", comm, "an mpi4py communicator or an address"), seconds)
+
+
+def nccl_communicator(comm: int, seconds: float = 0) -> Communicator:
+    """Ranks over NCCL, for steps on a GPU: bytes go from device memory to device memory on the stream of the step (Exec),
+    nothing blocks, and from the second step on it may be captured in a graph.
+
+    comm: an ncclComm_t as a number, which stays the caller's and must outlive this; of the NCCL that the library was built
+    with. seconds (0 = 60): how long the first exchange waits for a peer; after a RuntimeError that says so the ncclComm_t
+    has been aborted.
+    RuntimeError: the library was built without NCCL (TOPKEY_NCCL), or comm is none of its.
+    """
+    return _native.nccl_communicator(_handle("nccl_communicator", comm, "an ncclComm_t as a number"), seconds)
+
+
+def transport_unusable(transport: str) -> str | None:
+    """Why this build has no "local", "mpi" or "nccl" communicators; None: it has."""
+    return _native.transport_unusable(transport)

@@ -4,6 +4,7 @@
 // among its equals by position; the winners are sorted. Rows of parts that are ascending, and whose entries fit one
 // block's registers, go a quicker way (device/merge_quick.cuh).
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/check.h"
 #include "cuda/device/emit.cuh"
@@ -184,79 +185,172 @@ __global__ __launch_bounds__(kSelectThreads) void merge_rows(const __grid_consta
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.emission.stats, kRows, static_cast<uint64_t>(job.a.rows.count));
 }
 
-/// False: an entry is not behind its predecessor in its part. Nothing is written then.
-template <int kEach>
-__device__ bool merge_quickly(const Job& job, const QuickMerge& m, int64_t row, QuickRoom& room, uint32_t* memory) {
-  const uint32_t parts = static_cast<uint32_t>(m.scores.shape[0]), topk = static_cast<uint32_t>(job.emission.topk);
-  const Chunks chunks(parts * m.per_part, m.per_part);
-  const MergeRoom places(topk, parts, kEach);
-  Entries<kEach> entries;
-  entries.shared = reinterpret_cast<int32_t*>(memory + places.entries) + threadIdx.x;
-  const bool unsorted = entries.load(m, row, chunks, [&] {
-    room.clear();
-    if (threadIdx.x == 0) {
-      const Window w = window_of(job.a.rows, row, 0);
-      room.request = w.request, room.start = w.start, room.end = w.end;
+/// The writer of a plain merge's rows.
+struct PlainWriter {
+  int32_t* positions;
+  float* scores;  ///< null: not wanted
+  int32_t fill_value;
+  uint32_t topk;
+
+  __device__ PlainWriter(const Emission& e, int64_t row)
+      : positions(element<int32_t>(e.out.indices, row)),
+        scores(e.out.scores.data != nullptr ? element<float>(e.out.scores, row) : nullptr),
+        fill_value(e.out.fill == Fill::value ? e.out.fill_value : -1),
+        topk(static_cast<uint32_t>(e.topk)) {}
+  __device__ __forceinline__ void put(uint32_t j, uint32_t position, float score) const {
+    positions[j] = static_cast<int32_t>(position);
+    if (scores != nullptr) scores[j] = score;
+  }
+  __device__ void fill(uint32_t used) const {
+    for (uint32_t j = used + threadIdx.x; j < topk; j += kSelectThreads)
+      put(j, fill_value, __uint_as_float(0xFF800000u));
+  }
+};
+
+/// One row, by all threads of a block.
+template <int kEach, bool kPlain>
+class RowMerge {
+ public:
+  __device__ __forceinline__ RowMerge(const Job& job, const QuickMerge& m, int64_t row, QuickRoom& room,
+                                      uint32_t* memory)
+      : job_(job),
+        m_(m),
+        row_(row),
+        room_(room),
+        memory_(memory),
+        topk_(static_cast<uint32_t>(job.emission.topk)),
+        places_(topk_, m.parts, kEach),
+        chunks_(m.parts * m.per_part, m.per_part) {
+    entries_.shared = reinterpret_cast<int32_t*>(memory + places_.entries) + threadIdx.x;
+  }
+
+  /// False: an entry is not behind its predecessor in its part. Nothing is written then.
+  __device__ __forceinline__ bool run() {
+    const bool unsorted = load();
+    if (room_.request < 0) {
+      writer().fill(0);
+      return true;
     }
+    if (unsorted) atomicMax(&room_.unsorted, 1u);
+    const uint32_t nans = rank();
     __syncthreads();
-  });
-  if (room.request < 0) {
-    RowWriter(job.emission, row, room.request, room.start).fill(0);
+    if (room_.unsorted != 0) return false;
+    const uint32_t live = room_.live, wanted = live < topk_ ? live : topk_;
+    QuickCut cut{kNotLive, 0, 0, false};
+    if (live > topk_) {
+      const uint32_t low = room_.low + 1, floor = room_.floor;
+      cut = quick_cut(entries_, chunks_, Span{floor > low ? floor : low, ~0u, room_.high, topk_, 0}, room_);
+    }
+    const Writer to = writer();
+    if (!put_by_map(cut, to)) put_by_lists(cut, wanted, to);
+    to.fill(wanted);
+    if (kPlain) return true;
+    count(job_.emission.stats, kNanScores, nans);
+    if (threadIdx.x != 0) return true;
+    count(job_.emission.stats, kScoredKeys, live);
+    count(job_.emission.stats, kTiedCuts, cut.tied && cut.key != kForcedKey);
     return true;
   }
-  if (unsorted) atomicMax(&room.unsorted, 1u);
-  const Parts<2> all{job, row, 0, room.start, room.end};
-  const bool forces = all.start != 0 || job.a.force_first > 0 || job.a.force_last > 0;
-  const uint32_t nans = entries.rank([&](int32_t position) { return forces && all.forced(position); });
-  entries.bound(m.best, room);
-  __syncthreads();
-  if (room.unsorted != 0) return false;
-  const uint32_t live = room.live, count_of_row = live < topk ? live : topk;
-  QuickCut cut{kNotLive, 0, 0, false};
-  if (live > topk) {
-    const uint32_t low = room.low + 1, floor = room.floor;
-    cut = quick_cut(entries, chunks, Span{floor > low ? floor : low, ~0u, room.high, topk, 0}, room);
+
+ private:
+  using Writer = std::conditional_t<kPlain, PlainWriter, RowWriter>;
+  static constexpr bool kMaps = kPlain && !Entries<kEach>::kShares;
+
+  __device__ __forceinline__ Writer writer() const {
+    if constexpr (kPlain) {
+      return PlainWriter(job_.emission, row_);
+    } else {
+      return RowWriter(job_.emission, row_, room_.request, room_.start);
+    }
   }
-  WinnerLists lists{memory + places.lists, memory + places.lists + topk};
-  WinnerLists next{memory + places.entries, memory + places.entries + topk};
-  if (threadIdx.x == 0) room.starts[parts] = count_of_row;
-  keep_winners(m, row, entries, chunks, cut, lists, room);
-  __syncthreads();
-  uint32_t step = 1;
-  for (; step * 2 < parts; step *= 2) {
-    merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
-      next.positions[place] = position;
-      next.scores[place] = score;
+
+  /// All entries, and whose row it is. Returns whether this thread has seen one that is not behind its predecessor.
+  __device__ __forceinline__ bool load() {
+    return entries_.load(m_, row_, chunks_, [&] {
+      room_.clear();
+      if (threadIdx.x == 0 && kPlain) {
+        room_.request = m_.requests != nullptr ? m_.requests[row_] : 0;
+      } else if (threadIdx.x == 0) {
+        const Window w = window_of(job_.a.rows, row_, 0);
+        room_.request = w.request, room_.start = w.start, room_.end = w.end;
+      }
+      __syncthreads();
+    });
+  }
+
+  /// Scores become numbers of the order, whose bounds are told. Returns how many are NaN.
+  __device__ __forceinline__ uint32_t rank() {
+    uint32_t nans = 0;
+    if constexpr (kPlain) {
+      entries_.rank([](int32_t) { return false; });
+    } else {
+      const Parts<2> all{job_, row_, 0, room_.start, room_.end};
+      const bool forces = all.start != 0 || job_.a.force_first > 0 || job_.a.force_last > 0;
+      nans = entries_.rank([&](int32_t position) { return forces && all.forced(position); });
+    }
+    entries_.bound(m_.best, room_);
+    if (kMaps) entries_.bound_positions(room_);
+    return nans;
+  }
+
+  __device__ __forceinline__ bool put_by_map(const QuickCut& cut, const Writer& to) {
+    if constexpr (kMaps) {
+      return room_.last < 32 * m_.map_words &&
+             write_by_map(entries_, chunks_, cut, memory_, room_,
+                          [&](uint32_t place, uint32_t position) { to.put(place, position, 0.0f); });
+    } else {
+      return false;
+    }
+  }
+
+  /// Lists of winners, one a part, become half as many until two are left, which go to the writer. Ends with a barrier.
+  __device__ __forceinline__ void put_by_lists(const QuickCut& cut, uint32_t wanted, const Writer& to) {
+    WinnerLists lists{memory_ + places_.lists, memory_ + places_.lists + topk_};
+    WinnerLists next{memory_ + places_.entries, memory_ + places_.entries + topk_};
+    if (threadIdx.x == 0) room_.starts[m_.parts] = wanted;
+    keep_winners<!kPlain>(m_, row_, entries_, chunks_, cut, lists, room_);
+    __syncthreads();
+    uint32_t step = 1;
+    for (; step * 2 < m_.parts; step *= 2) {
+      merge_pairs(lists, wanted, step, m_.parts, room_.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
+        next.positions[place] = position;
+        next.scores[place] = score;
+      });
+      __syncthreads();
+      const WinnerLists merged = next;
+      next = lists, lists = merged;
+    }
+    merge_pairs(lists, wanted, step, m_.parts, room_.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
+      to.put(place, position, __uint_as_float(score));
     });
     __syncthreads();
-    const WinnerLists merged = next;
-    next = lists, lists = merged;
   }
-  const RowWriter writer(job.emission, row, room.request, room.start);
-  merge_pairs(lists, count_of_row, step, parts, room.starts, [&](uint32_t place, uint32_t position, uint32_t score) {
-    writer.put(place, position, __uint_as_float(score));
-  });
-  __syncthreads();
-  writer.fill(count_of_row);
-  count(job.emission.stats, kNanScores, nans);
-  if (threadIdx.x != 0) return true;
-  count(job.emission.stats, kScoredKeys, live);
-  count(job.emission.stats, kTiedCuts, cut.tied && cut.key != kForcedKey);
-  return true;
-}
 
-template <int kEach>
+  const Job& job_;
+  const QuickMerge& m_;
+  const int64_t row_;
+  QuickRoom& room_;
+  uint32_t* const memory_;
+  const uint32_t topk_;
+  const MergeRoom places_;
+  const Chunks chunks_;
+  Entries<kEach> entries_;
+};
+
+template <int kEach, bool kPlain>
 __global__ __launch_bounds__(kSelectThreads) void merge_rows_quickly(const __grid_constant__ Job job,
                                                                      const __grid_constant__ QuickMerge m) {
   extern __shared__ uint64_t memory[];
   __shared__ Shared s;
   __shared__ QuickRoom room;
   for (int64_t row = blockIdx.x; row < job.a.rows.count; row += gridDim.x) {
-    if (!merge_quickly<kEach>(job, m, row, room, reinterpret_cast<uint32_t*>(memory)))
-      merge_entries<2>(job, row, {room.request, room.start, room.end}, s, memory);  // more would spill
+    if (!RowMerge<kEach, kPlain>(job, m, row, room, reinterpret_cast<uint32_t*>(memory)).run())
+      merge_entries<2>(job, row, kPlain ? Window{room.request, 0, 0} : Window{room.request, room.start, room.end}, s,
+                       memory);  // more would spill
     __syncthreads();
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) count(job.emission.stats, kRows, static_cast<uint64_t>(job.a.rows.count));
+  if (!kPlain && blockIdx.x == 0 && threadIdx.x == 0)
+    count(job.emission.stats, kRows, static_cast<uint64_t>(job.a.rows.count));
 }
 
 /// Entries of each thread where a row has so many chunks.
@@ -265,35 +359,63 @@ int each_of(int64_t chunks) {
   return each <= 4 ? 4 : each <= 8 ? 8 : kMergeEach;
 }
 
+static_assert(kMergeMap * 4 <= kMergeBytes);
+bool plain_merge(const MergeTopk& a, const Emission& emission) {
+  const Tensor &request = a.rows.request, &scores = a.out.scores;
+  return a.rows.start.data == nullptr && a.rows.q_indptr.data == nullptr && a.force_first == 0 && a.force_last == 0 &&
+         (request.data == nullptr || (request.dtype == DType::i32 && request.stride[0] == 1)) &&
+         a.out.slots.data == nullptr && a.out.counts.data == nullptr && a.out.index_base.data == nullptr &&
+         a.out.indices.data != nullptr && a.out.indices.dtype == DType::i32 && a.out.indices.stride[1] == 1 &&
+         (scores.data == nullptr || (scores.dtype == DType::f32 && scores.stride[1] == 1)) &&
+         a.out.fill != Fill::repeat && emission.stats == nullptr;
+}
+
 /// What the quick way takes of a merge; per_part is 0 where it cannot.
 QuickMerge quick_merge(const Job& job) {
   const MergeTopk& a = job.a;
   const int64_t parts = a.scores.shape[0], per_part = (a.scores.shape[2] + 31) / 32, topk = a.topk;
-  QuickMerge m{a.indices, a.scores, 0, 0};
+  QuickMerge m{};
   if (a.out.blocks.data != nullptr || a.out.order == Order::score || job.sort != nullptr || parts > kMergeParts ||
       parts * per_part > kSelectThreads / 32 * kMergeEach || topk > kSharedSort ||
-      MergeRoom(topk, parts, each_of(parts * per_part)).words * 4 > kMergeBytes)
+      MergeRoom(topk, parts, each_of(parts * per_part)).words * 4 > kMergeBytes || a.indices.stride[2] != 1 ||
+      a.scores.stride[2] != 1)
     return m;
+  m.indices = static_cast<const int32_t*>(a.indices.data), m.scores = static_cast<const uint32_t*>(a.scores.data);
+  m.index_part = a.indices.stride[0], m.index_row = a.indices.stride[1];
+  m.score_part = a.scores.stride[0], m.score_row = a.scores.stride[1];
+  m.parts = static_cast<uint32_t>(parts), m.width = static_cast<uint32_t>(a.scores.shape[2]);
   m.per_part = static_cast<uint32_t>(per_part);
   m.best = topk <= kSelectThreads ? 1 : topk <= 2 * kSelectThreads ? 2 : 0;
+  m.plain = plain_merge(a, job.emission);
+  // Entries that lie in shared memory leave no room for it.
+  if (m.plain && a.out.scores.data == nullptr && each_of(parts * per_part) <= kMergeHeld) m.map_words = kMergeMap;
+  m.requests = static_cast<const int32_t*>(a.rows.request.data);
   return m;
 }
 
 using QuickKernel = void (*)(Job, QuickMerge);
+template <bool kPlain>
 QuickKernel quick_kernel(int each) {
-  return each == 4 ? &merge_rows_quickly<4> : each == 8 ? &merge_rows_quickly<8> : &merge_rows_quickly<kMergeEach>;
+  return each == 4   ? &merge_rows_quickly<4, kPlain>
+         : each == 8 ? &merge_rows_quickly<8, kPlain>
+                     : &merge_rows_quickly<kMergeEach, kPlain>;
 }
 
+#define TOPKEY_QUICK(EACH, PLAIN) \
+  { reinterpret_cast<const void*>(&merge_rows_quickly<EACH, PLAIN>), kMergeBytes }
 const KernelEntry kEntries[] = {
     {reinterpret_cast<const void*>(&merge_rows), kSharedSort * 8},
-    {reinterpret_cast<const void*>(&merge_rows_quickly<4>), kMergeBytes},
-    {reinterpret_cast<const void*>(&merge_rows_quickly<8>), kMergeBytes},
-    {reinterpret_cast<const void*>(&merge_rows_quickly<kMergeEach>), kMergeBytes},
+    TOPKEY_QUICK(4, true),
+    TOPKEY_QUICK(8, true),
+    TOPKEY_QUICK(kMergeEach, true),
+    TOPKEY_QUICK(4, false),
+    TOPKEY_QUICK(8, false),
+    TOPKEY_QUICK(kMergeEach, false),
 };
 
 }  // namespace
 
-KernelList merge_kernels() { return {kEntries, 4}; }
+KernelList merge_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
 
 void merge_topk(const MergeTopk& a, const Exec& exec) {
   if (a.rows.count == 0) return;
@@ -311,8 +433,9 @@ void merge_topk(const MergeTopk& a, const Exec& exec) {
   const QuickMerge quick = quick_merge(job);
   if (quick.per_part > 0) {
     const int each = each_of(a.scores.shape[0] * quick.per_part);
-    const QuickKernel kernel = quick_kernel(each);
-    const size_t bytes = std::max<size_t>(shared, 4 * MergeRoom(a.topk, a.scores.shape[0], each).words);
+    const QuickKernel kernel = quick.plain ? quick_kernel<true>(each) : quick_kernel<false>(each);
+    const size_t lists = 4 * static_cast<size_t>(MergeRoom(a.topk, a.scores.shape[0], each).words);
+    const size_t bytes = std::max({shared, lists, size_t{4} * quick.map_words});
     kernel<<<launch.blocks(a.rows.count, 1), kSelectThreads, bytes, launch.stream()>>>(job, quick);
     TOPKEY_CUDA_LAUNCHED("merge_rows_quickly");
     return;

@@ -13,10 +13,18 @@ namespace {
 
 const Tensor& ends_of(const Rows& rows) { return rows.end.data != nullptr ? rows.end : rows.length; }
 
-bool plain_rows(const Rows& rows) {
+/// Whose the rows are may be told, too. No more rows than requests: then few of them, or none, read the same keys, which
+/// these kernels would read for each.
+bool plain_requests(const Rows& rows, const KeySource& keys) {
+  const Tensor& request = rows.request;
+  return request.data == nullptr ||
+         (request.dtype == DType::i32 && (request.stride[0] == 1 || request.shape[0] == 1) && rows.next_n <= 1 &&
+          !keys.table_per_row && rows.count <= keys.block_table.shape[0] && keys.block_table.shape[0] <= INT32_MAX);
+}
+bool plain_rows(const Rows& rows, const KeySource& keys) {
   const Tensor& ends = ends_of(rows);
   return ends.data != nullptr && ends.dtype == DType::i32 && (ends.stride[0] == 1 || ends.shape[0] == 1) &&
-         rows.start.data == nullptr && rows.request.data == nullptr && rows.q_indptr.data == nullptr;
+         rows.start.data == nullptr && plain_requests(rows, keys) && rows.q_indptr.data == nullptr;
 }
 /// Of a cut over ranks.
 bool plain_cut(const LookParams& look) {
@@ -53,7 +61,7 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   const Rows& rows = look.rows;
   const Selection& out = emission.out;
   const int32_t table_n = keys.table_per_row ? 1 : next_n_of(rows);
-  if (!plain_rows(rows) || !plain_answer(emission) || look.stats != nullptr ||
+  if (!plain_rows(rows, keys) || !plain_answer(emission) || look.stats != nullptr ||
       !plain_keys(keys, rows.count / table_n) || !plain_query(q) || !plain_cut(look) || !make_boxes(keys, boxes))
     return false;
   PlainDecode p{};
@@ -61,6 +69,8 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   p.weights = static_cast<const float*>(q.weights.data), p.w_row = q.weights.stride[0];
   p.ends = static_cast<const int32_t*>(ends_of(rows).data);
   p.table = static_cast<const int32_t*>(keys.block_table.data), p.table_row = keys.block_table.stride[0];
+  p.requests = static_cast<const int32_t*>(rows.request.data);
+  p.num_requests = static_cast<int32_t>(keys.block_table.shape[0]);
   p.scales = keys.scales, p.page_stride = keys.page_stride;
   p.out = static_cast<int32_t*>(out.indices.data), p.out_row = out.indices.stride[0];
   p.scores = static_cast<float*>(out.scores.data), p.scores_row = out.scores.data != nullptr ? out.scores.stride[0] : 0;

@@ -25,7 +25,12 @@ inline PlainDecode rows_of(const PlainDecode& plain, int32_t first, int32_t coun
   p.q += first * p.q_row, p.weights += first * p.w_row, p.out += first * p.out_row;
   if (p.scores != nullptr) p.scores += first * p.scores_row;
   if (p.whole_ends != nullptr) p.whole_ends += first;
-  p.ends += first / p.ends_n, p.table += first / p.table_n * p.table_row;
+  p.ends += first / p.ends_n;
+  if (p.requests != nullptr) {
+    p.requests += first;
+  } else {
+    p.table += first / p.table_n * p.table_row;
+  }
   return p;
 }
 /// Whether a call is of that form; then what a kernel is told of it.

@@ -3,6 +3,7 @@
 // A communicator as the collectives of this folder use it, and what the transports share to fill one.
 #pragma once
 #include <exception>
+#include <functional>
 #include <string>
 
 #include "memory.h"
@@ -18,6 +19,7 @@ class Comm {
 
   int32_t rank() const { return twin_.rank; }
   int32_t size() const { return twin_.size; }
+  bool blocks() const { return (twin_.flags & TOPKEY_COMM_BLOCKS) != 0; }
   const Memory& memory() const { return memory_; }
   /// In the memory of the call. send may be this rank's part of receive.
   void all_gather(const void* send, void* receive, size_t bytes);
@@ -88,10 +90,13 @@ topkey_communicator filled(State* state, int32_t rank, int32_t size, uint32_t fl
 }
 
 uint64_t hash_of(const void* data, size_t bytes, uint64_t h = 14695981039346656037u);
-/// Whether these ranks have agreed on what the question with this hash comes to.
-bool agreed_before(const Comm& comm, uint64_t question);
-/// Compares what all ranks must agree on, on the first call of a communicator with these lines; throws on every rank,
-/// naming both, where two differ. `lines`: "name=value", one under the other.
-void agree(Comm& comm, uint64_t question, const std::string& lines);
+/// What ranks compare: "name=value", one under the other. hash: of all that `lines` are made from; `step` are those of
+/// this step.
+struct Question {
+  uint64_t hash;
+  std::function<std::string()> lines, step;
+};
+/// Throws on every rank, naming both, where two ranks have other lines or, of a transport that blocks, another step.
+void agree(Comm& comm, const Question& question);
 
 }  // namespace topkey::shard

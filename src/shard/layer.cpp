@@ -60,6 +60,7 @@ MergeTopk merge_of(const PagedMqaTopk& rows, const Exchange& x) {
   m.topk = rows.topk;
   m.rows.count = rows.rows.count;
   m.rows.request = rows.rows.request;
+  m.rows.next_n = rows.rows.next_n;
   m.rows.start = rows.whole_start;
   m.rows.end = rows.whole_end;
   m.out = rows.out;
@@ -73,7 +74,9 @@ MergeTopk merge_of(const PagedMqaTopk& rows, const Exchange& x) {
 
 /// Rows of `whole` that are answered at once, and the exchange for `rows` of them.
 int64_t most_rows(const Step& s) {
-  return chunk_rows(entries_of(s.config, s.step.rows.max_len), s.in.comm->size, limit_of(s.spec));
+  const int64_t most = chunk_rows(entries_of(s.config, s.step.rows.max_len), s.in.comm->size, limit_of(s.spec));
+  const int64_t each = there(s.step.rows.request) ? 1 : next_n_of(s.step.rows);
+  return std::max(most / each, int64_t{1}) * each;
 }
 Exchange exchange_of(const Step& s, int64_t rows) {
   return {nullptr, entries_of(s.config, s.step.rows.max_len), rows, s.in.comm->rank, s.in.comm->size};
@@ -222,11 +225,10 @@ void forward(const Step& s, const Exec& exec) {
   if (s.step.skip_step) return;
   const bool context = s.spec.context.active(), prefill = s.spec.prefill_size > 1, rows = s.spec.row_shards > 1;
   check_calls(s, exec);
-  const uint64_t question = agreement_hash(s, exec);
   for (topkey_communicator* twin : {s.in.comm, s.in.prefill_comm}) {
     if (twin == nullptr) continue;
     Comm comm(s.op(), *twin, exec);
-    if (!agreed_before(comm, question)) agree(comm, question, agreement(s, exec));
+    agree(comm, question_of(s, *twin, exec));
   }
   layer::clear_buffers(Check(s.op(), Mode::call), s.step, exec);
   store_keys(s, exec);

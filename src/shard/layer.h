@@ -23,13 +23,15 @@ inline size_t limit_of(const ShardSpec& spec) {
 /// Decode rows that every rank has, in front; those that are dealt out are rows like the others.
 inline int64_t common_rows(const Step& s) { return s.spec.shard_decode ? 0 : s.step.num_decode_rows; }
 
+inline int64_t next_n_of(const Rows& rows) { return std::max(rows.next_n, 1); }
+
 /// The calls of a whole step, as the layer makes them on one rank.
 StoreK store_args(const Step& s);
 PoolK pool_args(const Step& s);
 PagedMqaTopk search_args(const Step& s);
 /// `pools` [R, topk / pool_size or more], by whatever call they were chosen.
 ExpandPools expand_args(const Step& s, const Tensor& pools);
-/// The same for some of its rows.
+/// The same for some of its rows: of whole requests, where no tensor says which is whose.
 PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows);
 
 /// Key rows selected for a row: topk of them, or as many pools as make topk tokens.
@@ -57,8 +59,7 @@ void gather_part(Comm& comm, Tensor& t, RowRange rows, Workspace& room, const Ex
 /// Key rows gathered at once, of each rank.
 int64_t key_chunk(int64_t row_bytes, int64_t rows, int32_t ranks, size_t limit);
 
-/// What all ranks must agree on, as agree() takes it; and a hash of all that it is made from.
-std::string agreement(const Step& s, const Exec& exec);
-uint64_t agreement_hash(const Step& s, const Exec& exec);
+/// What ranks compare of this step over one of its communicators (agree()).
+Question question_of(const Step& s, const topkey_communicator& comm, const Exec& exec);
 
 }  // namespace topkey::shard

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// The calls of a sharded step, what its ranks must agree on, and the workspace of all of it.
+// The calls of a sharded step, and the workspace of all of it.
 #include "indexer.h"
 #include "shard/layer.h"
-#include "topkey/backend.h"
-#include "topkey/version.h"
 
 namespace topkey::shard {
 
@@ -72,76 +70,15 @@ PagedMqaTopk search_rows(const PagedMqaTopk& whole, RowRange rows) {
                     &a.out.index_base, &a.whole_start, &a.whole_end}) {
     cut(*t);
   }
-  if (a.keys.table_per_row) cut(a.keys.block_table);
-  if (a.out.slot_map.table_per_row) cut(a.out.slot_map.block_table);
+  // Without rows.request the first next_n rows are the first request's, and so on.
+  const int64_t each = next_n_of(whole.rows);
+  const auto cut_table = [&](Tensor& t, bool per_row) {
+    if (per_row) return cut(t);
+    if (there(t) && !there(whole.rows.request)) t = rows_of(t, rows.first / each, (rows.size() + each - 1) / each);
+  };
+  cut_table(a.keys.block_table, a.keys.table_per_row);
+  cut_table(a.out.slot_map.block_table, a.out.slot_map.table_per_row);
   return a;
-}
-
-namespace {
-
-/// The backend that will search: the first of exec's device that can.
-const BackendInfo* searcher(const std::vector<BackendInfo>& all, const PagedMqaTopk& search, const Exec& exec) {
-  for (const BackendInfo& b : all) {
-    Exec forced = exec;
-    forced.backend = b.name.c_str();
-    if (exec.backend != nullptr && b.name != exec.backend) continue;
-    if (b.device != exec.device || !b.unusable.empty()) continue;
-    if (paged_mqa_topk_unsupported(search, forced) == nullptr) return &b;
-  }
-  return nullptr;
-}
-
-}  // namespace
-
-std::string agreement(const Step& s, const Exec& exec) {
-  std::string lines;
-  const auto add = [&](const char* name, const std::string& value) { lines += std::string(name) + "=" + value + "\n"; };
-  const auto number = [&](const char* name, int64_t value) { add(name, std::to_string(value)); };
-  const IndexerConfig& c = s.config;
-  add("version", version());
-  add("layer", s.pools ? "k-pools" : "keys");
-  number("context.world_size", s.spec.context.active() ? s.spec.context.world_size : 1);
-  number("context.interleave", s.spec.context.active() ? s.spec.context.run() : 1);
-  number("row_shards", std::max(s.spec.row_shards, 1));
-  number("prefill_size", std::max(s.spec.prefill_size, 1));
-  number("shard_decode", s.spec.shard_decode);
-  number("exchange_limit", static_cast<int64_t>(limit_of(s.spec)));
-  add("format", format_name(c.format));
-  number("heads", c.heads);
-  number("head_dim", c.head_dim);
-  number("topk", c.topk);
-  number("ratio", std::max(c.ratio, 1));
-  number("pool_size", layer::pool_size_of(c));
-  number("scale", static_cast<int64_t>(c.scale));
-  number("role", static_cast<int64_t>(c.role));
-  number("candidate_block_size", c.candidate_block_size);
-  number("candidate_topk_blocks", c.candidate_topk_blocks);
-  number("candidate_ratio", c.candidate_ratio);
-  number("force_first", c.force_first);
-  number("force_last", c.force_last);
-  const std::vector<BackendInfo> all = backends();
-  const BackendInfo* b = searcher(all, search_args(s), exec);
-  if (b == nullptr) return lines;  // the search will say why
-  const char* name = arithmetic(b->name.c_str(), c.format, s.step.q.values.dtype);
-  const std::string numerics = numerics_version(b->name.c_str(), c.format);
-  add("arithmetic", name);
-  add("numerics", numerics.substr(numerics.rfind('/') + 1));
-  // Tensor cores of another generation may add in another order: there the devices must be of one kind.
-  if (b->device == Device::cuda) add("compute capability", b->detail);
-  return lines;
-}
-
-uint64_t agreement_hash(const Step& s, const Exec& exec) {
-  uint64_t h = hash_of(&s.config, sizeof s.config);
-  h = hash_of(&s.spec, sizeof s.spec, h);
-  h = hash_of(&s.pools, sizeof s.pools, h);
-  h = hash_of(&s.step.q.values.dtype, sizeof(DType), h);
-  h = hash_of(&exec.device, sizeof exec.device, h);
-  h = hash_of(&exec.device_id, sizeof exec.device_id, h);
-  for (const char* name : {exec.backend, exec.arithmetic, exec.strategy}) {
-    h = hash_of(name == nullptr ? "" : name, name == nullptr ? 1 : std::strlen(name), h);
-  }
-  return h;
 }
 
 namespace {
@@ -188,7 +125,9 @@ size_t context_bytes(const WorstStep& w, size_t alone, const Exec& exec) {
   const int32_t ranks = w.spec.context.world_size;
   // A step of shorter contexts has smaller entries, so more rows at a time, which may fill the limit better.
   const size_t row = static_cast<size_t>(entries.row_bytes()) * static_cast<size_t>(ranks);
-  const size_t received = std::min(static_cast<size_t>(w.limits.max_rows) * row, std::max(limit_of(w.spec), row));
+  const size_t least =
+      row * static_cast<size_t>(std::max(w.limits.max_next_n, 1));  // of one request, where none is told
+  const size_t received = std::min(static_cast<size_t>(w.limits.max_rows) * row, std::max(limit_of(w.spec), least));
   return padded(received) + std::max(alone, merge_bytes(w.config, entries, w.limits.max_rows, ranks, exec));
 }
 

@@ -73,6 +73,21 @@ std::string Decode::check(const DecodeCase& c, Tally& tally) const {
     if (wrong.empty()) wrong = difference(c, what, want, answer([&] { paged_mqa_topk(plain, exec); }), lengths);
   }
   if (wrong.empty() && suits_ref(c)) wrong = difference(c, "against ref", answer_of_ref(c, d), want, lengths);
+  if (wrong.empty() && c.next_n <= 1 && c.seed % 2 == 1) {
+    // Whose the rows are is told: in another order, some twice, some of none.
+    const Array requests(DType::i32, {c.rows});
+    for (int64_t r = 0; r < c.rows; ++r) {
+      const int64_t ids[] = {
+          (r * 7 + 1) % c.rows, (r * 7 + 1) % c.rows, c.rows - 1 - r, r / 2, r % 3 == 1 ? -1 : r, c.rows};
+      requests.as<int32_t>()[r] = static_cast<int32_t>(ids[(r + static_cast<int64_t>(c.seed) / 2) % 6]);
+    }
+    const OnGpu told(requests);
+    PagedMqaTopk plain_told = plain, general_told = general;
+    plain_told.rows.request = general_told.rows.request = told.view();
+    const Answer expected = answer([&] { paged_mqa_topk(general_told, general_exec); });
+    const Answer got = answer([&] { paged_mqa_topk(plain_told, exec); });
+    wrong = difference(c, "requests told", expected, got, lengths);
+  }
   if (!wrong.empty()) return wrong;
   const GraphOf graph(stream, [&] { paged_mqa_topk(plain, exec); });
   for (const uint64_t turn : {1, 2, 0}) {

@@ -243,16 +243,24 @@ TEST_P(Nccl, ContextShardsEqualOneGpuEagerAndReplayed) {
   const struct {
     int64_t rows, keys;
     int32_t topk, interleave;
-  } shapes[] = {{6, 3000, 200, 1}, {6, 3000, 200, 64}, {1, 40000, 2048, 16}, {3, 5, 20, 4}};
+    bool told;  // which request a row belongs to; else it is the row's number
+  } shapes[] = {{6, 3000, 200, 1, true},
+                {6, 3000, 200, 64, false},
+                {1, 40000, 2048, 16, true},
+                {5, 40000, 2048, 64, false},
+                {3, 5, 20, 4, false}};
   for (const auto& shape : shapes) {
     Ranks all;
-    const Problem whole = make_problem(whole_spec(shape.rows, shape.keys));
+    ProblemSpec spec = whole_spec(shape.rows, shape.keys);
+    if (!shape.told) spec.addressing = Addressing::next_n;  // requests in the order of rows, not drawn
+    const Problem whole = make_problem(spec);
     const std::vector<int32_t> want = answer_of(whole, shape.topk, GetParam());
     Ranks::each([&](int rank) {
       const Stream stream;
       ShardSpec cut{};
       cut.context = {rank, kRanks, shape.interleave};
       RankStep s(shard_of(whole, cut.context), shape.topk, shape.rows, cut);
+      if (!shape.told) s.step.rows.request = Tensor{};
       Exec exec = exec_of(GetParam(), rank, stream);
       s.give_room(exec);
       s.forward(*all.ranks[rank], nullptr, exec);
@@ -324,24 +332,29 @@ TEST_P(Nccl, EveryCutOfBothLayersEqualsOneGpu) {
   }
 }
 
+/// In what they are, and in the first step.
 TEST_P(Nccl, RanksThatDisagreeAreNamed) {
-  Ranks all;
   const Problem whole = make_problem(whole_spec(2, 300));
-  Thrown thrown[kRanks];
-  Ranks::each([&](int rank) {
-    const Stream stream;
-    ShardSpec cut{};
-    cut.context = {rank, kRanks, 1};
-    RankStep s(shard_of(whole, cut.context), 20 + rank, 2, cut);
-    Exec exec = exec_of(GetParam(), rank, stream);
-    s.give_room(exec);
-    thrown[rank] = thrown_by([&] { s.forward(*all.ranks[rank], nullptr, exec); });
-  });
-  for (const Thrown& one : thrown) {
-    EXPECT_EQ(one.status, Status::peer_error);
-    EXPECT_NE(one.sentence.find("topk must be the same on every rank, got 20 on rank 0 and 21 on rank 1"),
-              std::string::npos)
-        << one.sentence;
+  const std::pair<bool, const char*> faults[] = {
+      {true, "topk must be the same on every rank, got 20 on rank 0 and 21 on rank 1"},
+      {false, "rows.count must be the same on every rank, got 2 on rank 0 and 1 on rank 1"}};
+  for (const auto& [topk, sentence] : faults) {
+    Ranks all;
+    Thrown thrown[kRanks];
+    Ranks::each([&, by_topk = topk](int rank) {
+      const Stream stream;
+      ShardSpec cut{};
+      cut.context = {rank, kRanks, 1};
+      RankStep s(shard_of(whole, cut.context), by_topk ? 20 + rank : 20, by_topk ? 2 : 1, cut);
+      if (!by_topk) s.step.rows.count -= rank;
+      Exec exec = exec_of(GetParam(), rank, stream);
+      s.give_room(exec);
+      thrown[rank] = thrown_by([&] { s.forward(*all.ranks[rank], nullptr, exec); });
+    });
+    for (const Thrown& one : thrown) {
+      EXPECT_EQ(one.status, Status::peer_error);
+      EXPECT_NE(one.sentence.find(sentence), std::string::npos) << one.sentence;
+    }
   }
 }
 

@@ -55,8 +55,8 @@ int equal(Communicator& comm, Communicator& prefill) {
   return comm.received_bytes() > 0 ? 0 : fail(comm.rank(), "nothing was exchanged");
 }
 
-/// One step of a context with `spec` as this rank has it.
-Thrown step_of(Communicator& comm, const ClusterSpec& spec, const char* backend) {
+/// One step with `spec` as this rank has it.
+Thrown step_of(Communicator& comm, const ClusterSpec& spec, const char* backend, Communicator* prefill = nullptr) {
   std::vector<uint64_t> tokens;
   for (uint64_t t = 0; t < 200; ++t) tokens.push_back(t + 1);
   const StepData data = step_data(spec, {{0, 0, 30, false, &tokens}}, 1);
@@ -64,7 +64,7 @@ Thrown step_of(Communicator& comm, const ClusterSpec& spec, const char* backend)
   own.make_room(data);
   Exec exec{};
   exec.threads = 1, exec.backend = backend;
-  return thrown_by([&] { answer_rank(spec, own, data, comm.rank(), {&comm, nullptr}, exec); });
+  return thrown_by([&] { answer_rank(spec, own, data, comm.rank(), {&comm, prefill}, exec); });
 }
 
 int expect(int32_t rank, const Thrown& thrown, Status status, const char* words) {
@@ -86,6 +86,17 @@ int scene(const std::string& name, Communicator& comm, Communicator& prefill) {
     if (rank == 1) spec.interleave = 8;
     return expect(rank, step_of(comm, spec, nullptr), Status::peer_error,
                   "context.interleave must be the same on every rank, got 1 on rank 0 and 8 on rank 1");
+  }
+  if (name == "lacks") {
+    spec.kind = Kind::prefill, spec.pools = true, spec.ratio = 2;
+    if (rank == 1) spec.change = [](IndexerStep& s) { s.gate = Tensor{}; };
+    return expect(rank, step_of(comm, spec, nullptr, &prefill), Status::peer_error,
+                  "gate must be the same on every rank, got given on rank 0 and absent on rank 1");
+  }
+  if (name == "fewer") {
+    if (rank == 1) spec.change = [](IndexerStep& s) { --s.rows.count; };
+    return expect(rank, step_of(comm, spec, nullptr), Status::peer_error,
+                  "rows.count must be the same on every rank, got 30 on rank 0 and 29 on rank 1");
   }
   if (name == "sizes") {
     std::vector<char> own(64), all(1024);

@@ -73,3 +73,12 @@ def test_wrong_plans_raise_the_librarys_sentence():
         topkey.plan_step([1, 1], [3])
     with pytest.raises(ValueError, match=r"RowShard: rank must be one of the plan's, got 9"):
         topkey.RowShard.of(topkey.plan_step([8], [8], row_shards=2), 9)
+
+
+def test_row_shards_end_where_rounds_do():
+    plan = topkey.plan_step([8192], [65536], row_shards=2, rows_at_once=1056)
+    assert plan.row_shard_sizes == [4224, 3968]
+    by_cost = topkey.plan_step([8192], [65536], row_shards=2)
+    assert by_cost.row_shard_sizes[0] > 4224 and by_cost._replace(row_shard_sizes=[]) == plan._replace(row_shard_sizes=[])
+    with pytest.raises(ValueError, match="rows_at_once must be from 0 to 2147483647, got -1"):
+        topkey.plan_step([8192], [65536], row_shards=2, rows_at_once=-1)

@@ -2,6 +2,7 @@
 """Both layers on several ranks, threads of this process: under every cut, over the library's own communicators and over
 the methods of a Python object, each rank gets the answer of one. And what goes wrong between ranks."""
 
+import copy
 import multiprocessing
 import re
 import threading
@@ -233,7 +234,7 @@ def test_only_winners_are_exchanged(on, pool_size):
         rows = world.rows(30, 10)
         assert on_ranks(3, lambda rank, rows=rows: world.rank(rank, rows, 0, on)) == [None] * 3
         if step > 0:  # the first one also compares what the ranks are
-            each = 2 * len(rows) * 8 * (TOPK // max(pool_size, 1))
+            each = 2 * (len(rows) * 8 * (TOPK // max(pool_size, 1)) + 16)  # and two hashes by which a step begins
             assert [comm.received_bytes - b for comm, b in zip(world.groups, before, strict=True)] == [each] * 3
     assert [(comm.rank, comm.size) for comm in world.groups] == [(0, 3), (1, 3), (2, 3)]
 
@@ -288,7 +289,7 @@ WRONG = [
     ({}, {}, "group must be None without metadata.shard or metadata.row_shard_sizes, got Seat"),
     ({"group": 7}, {"shard": topkey.Shard(0, 2)}, "communicator: group must be a Communicator, a torch.distributed"),
     ({}, {"shard": topkey.Shard(1, 2)}, "context must be rank 0 of 2 as the communicator says, got rank 1 of 2"),
-    ({}, {"shard": topkey.Shard(0, 2), "request": None}, "rows.request must be i32"),
+    ({}, {"shard": topkey.Shard(0, 2), "request": None}, "rows.request must be given, or block_table have a row"),
     ({}, {"row_shard_sizes": [1, 2]}, "row_shard_sizes must be all 6 prefill rows, got 3"),
     ({}, {"row_shard_sizes": [6]}, "row_shard_sizes must be of 2 ranks, got 1"),
     ({}, {"row_shard_sizes": [7, 0]}, "row_shard_sizes must be from 0 to 6, got 7"),
@@ -445,3 +446,43 @@ def test_a_torch_group(tmp_path):
     for rank in ranks:
         rank.join(60)
         assert rank.exitcode == 0
+
+
+def test_transports_of_this_build():
+    assert topkey.transport_unusable("local") is None
+    assert topkey.transport_unusable("pigeons") == "this library has no such transport"
+    lacks = {name: topkey.transport_unusable(name) for name in ("mpi", "nccl")}
+    for name, call in (("mpi", topkey.mpi_communicator), ("nccl", lambda: topkey.nccl_communicator(64))):
+        if lacks[name] is not None:
+            with pytest.raises(RuntimeError, match=re.escape(lacks[name])):
+                call()
+    for wrong in (0, -8, "world", 1.5, 2**64):
+        with pytest.raises(ValueError, match="mpi_communicator: comm must be an mpi4py communicator or an address, got "):
+            topkey.mpi_communicator(wrong)
+        with pytest.raises(ValueError, match="nccl_communicator: comm must be an ncclComm_t as a number, got "):
+            topkey.nccl_communicator(wrong)
+
+
+@pytest.mark.parametrize("other", ["gate_score", "compress_ape", "positions"])
+def test_a_rank_that_alone_lacks_what_pools_are_made_of(on, other):
+    """All are told, before any of them has stored or waits for keys."""
+    world = World(3, 4, "prefill", 3, 1, topkey.local_communicators)
+    rows = world.rows(30, 30)
+    given = world.given
+
+    def without(*args):
+        made = given(*args)
+        return (*made[:2], made[2] | {other: None})
+
+    def body(rank):
+        if rank == 2:
+            world_of_rank.given = without
+        (world_of_rank if rank == 2 else world).rank(rank, rows, 0, on)
+
+    world_of_rank = copy.copy(world)
+    name = {"gate_score": "gate", "compress_ape": "ape", "positions": "positions"}[other]
+    sentence = f"{name} must be the same on every rank, got given on rank 0 and absent on rank 2"
+    before = [part[0].k_cache.tobytes() for part in world.parts]
+    for error in on_ranks(3, body):
+        assert isinstance(error, RuntimeError) and sentence in str(error)
+    assert [part[0].k_cache.tobytes() for part in world.parts] == before

@@ -14,14 +14,29 @@ namespace topkey::cuda {
 constexpr int64_t kMergeParts = 64;
 /// Up to so many entries of a thread have their positions in registers.
 constexpr int kMergeHeld = 8;
+/// Words of a map of winners, of 32 positions each: contexts of up to 524,288 keys.
+constexpr uint32_t kMergeMap = 16384;
 /// Keys at the cut that are ranked against each other; more are counted again, in finer bins.
 constexpr uint32_t kMergeCandidates = 128;
 
-/// What of a merge this way takes.
+/// What of a merge this way takes: columns side by side.
 struct QuickMerge {
-  Tensor indices, scores;
+  const int32_t* indices;
+  const uint32_t* scores;
+  int64_t index_part, index_row, score_part, score_row;  ///< elements
+  uint32_t parts, width;
   uint32_t per_part;  ///< chunks of 32 entries of a part; of all parts at most 32 times what a thread holds
   uint32_t best;      ///< so many of each thread's best are topk or more of the row's entries (1 or 2); 0 = none are
+  bool plain;  ///< nothing is forced, started or counted, and positions and perhaps scores are all that is wanted
+  uint32_t map_words;       ///< plain: of a map of winners, for positions under 32 times as many; 0 = scores are wanted
+  const int32_t* requests;  ///< plain: of each row, < 0 = padding; null = all are rows
+
+  __device__ __forceinline__ const int32_t* index(int64_t row, uint32_t part, uint32_t column) const {
+    return indices + row * index_row + part * index_part + column;
+  }
+  __device__ __forceinline__ const uint32_t* score(int64_t row, uint32_t part, uint32_t column) const {
+    return scores + row * score_row + part * score_part + column;
+  }
 };
 
 /// The number of +inf: all of finite scores are under it.
@@ -34,6 +49,7 @@ struct QuickRoom {
   uint32_t starts[kMergeParts + 1];  ///< of each part's winners
   int64_t request, start, end;
   uint32_t high, low, floor, live, tie_high, tie_low, unsorted, candidates;
+  uint32_t last;  ///< position
   uint32_t cut_key, next_key;
   uint64_t cut_at;
   uint64_t at[kMergeCandidates];
@@ -43,7 +59,7 @@ struct QuickRoom {
   __device__ void clear() {
     bins[threadIdx.x] = 0;
     if (threadIdx.x != 0) return;
-    high = live = tie_high = unsorted = candidates = 0;
+    high = live = tie_high = unsorted = candidates = last = 0;
     low = floor = tie_low = ~0u;
   }
 };
@@ -105,11 +121,11 @@ struct Entries {
   template <class Meanwhile>
   __device__ __forceinline__ bool load(const QuickMerge& m, int64_t row, const Chunks& chunks,
                                        const Meanwhile& meanwhile) {
-    const uint32_t lane = threadIdx.x & 31, width = static_cast<uint32_t>(m.indices.shape[2]);
+    const uint32_t lane = threadIdx.x & 31, width = m.width;
     int32_t positions[kEach];
     Chunk chunk(chunks);
-    const int32_t* index = element<int32_t>(m.indices, chunk.part, row, chunk.column());
-    const uint32_t* score = element<uint32_t>(m.scores, chunk.part, row, chunk.column());
+    const int32_t* index = m.index(row, chunk.part, chunk.column());
+    const uint32_t* score = m.score(row, chunk.part, chunk.column());
     const int64_t back = int64_t{chunks.per_part} * 32;
     // What comes before this warp's first entry; of a part's first entry it is not looked at.
     uint32_t carried = lane == 0 && chunks.count > 0 && chunk.of_part > 0 ? static_cast<uint32_t>(index[-1]) : ~0u;
@@ -120,7 +136,7 @@ struct Entries {
       keys[e] = inside ? *score : 0;
       chunk.next(chunks);
       index += 32, score += 32;
-      if (chunk.of_part == 0) index += m.indices.stride[0] - back, score += m.scores.stride[0] - back;
+      if (chunk.of_part == 0) index += m.index_part - back, score += m.score_part - back;
     }
     meanwhile();
     bool bad = false;
@@ -172,6 +188,14 @@ struct Entries {
     atomicMin(&room.low, least);
     atomicMin(&room.floor, floor);
     atomicAdd(&room.live, live);
+  }
+  /// Tells room the last position, at least this thread's part of it.
+  __device__ __forceinline__ void bound_positions(QuickRoom& room) const {
+    int32_t last = 0;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) last = max(last, position(e));
+    const uint32_t most = __reduce_max_sync(~0u, static_cast<uint32_t>(last));
+    if ((threadIdx.x & 31) == 0) atomicMax(&room.last, most);
   }
   /// Calls body(e, chunk) for each of the entries.
   template <class Body>
@@ -355,21 +379,25 @@ __device__ __forceinline__ void merge_pairs(const WinnerLists& lists, uint32_t c
   }
 }
 
+/// Whether an entry is among the winners.
+template <int kEach>
+__device__ __forceinline__ bool wins(const Entries<kEach>& entries, int e, const Chunk& chunk, const QuickCut& cut) {
+  if (entries.keys[e] != cut.key) return entries.keys[e] > cut.key;
+  const uint32_t position = static_cast<uint32_t>(entries.position(e));  // few
+  return position < cut.position || (position == cut.position && chunk.part < cut.part);
+}
+
 /// Winners of a row to lists, part after part, and where each part's begin to room.starts. A barrier is inside, another
 /// must follow.
-template <int kEach>
+template <bool kForces, int kEach>
 __device__ __forceinline__ void keep_winners(const QuickMerge& m, int64_t row, const Entries<kEach>& entries,
                                              const Chunks& chunks, const QuickCut& cut, const WinnerLists& lists,
                                              QuickRoom& room) {
   const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  uint32_t all = 0, wins = 0;  // of the warp; a bit for each of this thread's entries
+  uint32_t all = 0, winning = 0;  // of the warp; a bit for each of this thread's entries
   entries.each(chunks, [&](int e, const Chunk& chunk) {
-    bool win = entries.keys[e] > cut.key;
-    if (entries.keys[e] == cut.key) {  // few
-      const uint32_t position = static_cast<uint32_t>(entries.position(e));
-      win = position < cut.position || (position == cut.position && chunk.part < cut.part);
-    }
-    wins |= (win ? 1u : 0u) << e;
+    const bool win = wins(entries, e, chunk, cut);
+    winning |= (win ? 1u : 0u) << e;
     all += __popc(__ballot_sync(~0u, win));
   });
   if (lane == 0) room.winners[warp] = all;
@@ -378,15 +406,51 @@ __device__ __forceinline__ void keep_winners(const QuickMerge& m, int64_t row, c
   uint32_t used = __reduce_add_sync(~0u, lane < warp ? other : 0);
   entries.each(chunks, [&](int e, const Chunk& chunk) {
     if (lane == 0 && e < chunks.count && chunk.of_part == 0) room.starts[chunk.part] = used;
-    const bool win = (wins >> e & 1) != 0;
+    const bool win = (winning >> e & 1) != 0;
     const uint32_t ballot = __ballot_sync(~0u, win), i = used + __popc(ballot & ((1u << lane) - 1));
     used += __popc(ballot);
     if (!win) return;
     const uint32_t key = entries.keys[e];
     lists.positions[i] = static_cast<uint32_t>(entries.position(e));
-    lists.scores[i] = __float_as_uint(
-        key == kForcedKey ? canonical(*element<float>(m.scores, chunk.part, row, chunk.column())) : score_of_key(key));
+    lists.scores[i] = __float_as_uint(kForces && key == kForcedKey
+                                          ? canonical(__uint_as_float(*m.score(row, chunk.part, chunk.column())))
+                                          : score_of_key(key));
   });
+}
+
+/// Winners by a map of the row's positions, a bit each, which has them in order: put(place, position) for all. False: a
+/// position came twice. All barriers inside.
+template <int kEach, class Put>
+__device__ __forceinline__ bool write_by_map(const Entries<kEach>& entries, const Chunks& chunks, const QuickCut& cut,
+                                             uint32_t* map, QuickRoom& room, const Put& put) {
+  const uint32_t each = (room.last / 32 + kSelectThreads) / kSelectThreads, lane = threadIdx.x & 31;
+  for (uint32_t i = 0; i < each; ++i) map[i * kSelectThreads + threadIdx.x] = 0;
+  __syncthreads();
+  bool twice = false;
+  entries.each(chunks, [&](int e, const Chunk& chunk) {
+    if (!wins(entries, e, chunk, cut)) return;
+    const uint32_t position = static_cast<uint32_t>(entries.position(e)), bit = 1u << (position & 31);
+    twice |= (atomicOr(&map[position / 32], bit) & bit) != 0;
+  });
+  if (__syncthreads_or(twice)) return false;
+  uint32_t own = 0;
+  for (uint32_t i = 0; i < each; ++i) own += __popc(map[threadIdx.x * each + i]);
+  uint32_t sum = own;
+#pragma unroll
+  for (uint32_t step = 1; step < 32; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, sum, step);
+    sum += lane >= step ? other : 0;
+  }
+  if (lane == 31) room.winners[threadIdx.x >> 5] = sum;
+  __syncthreads();
+  const uint32_t of_warp = room.winners[lane];
+  uint32_t place = __reduce_add_sync(~0u, lane < threadIdx.x >> 5 ? of_warp : 0) + sum - own;
+  for (uint32_t i = 0; i < each; ++i) {
+    const uint32_t first = (threadIdx.x * each + i) * 32;
+    for (uint32_t rest = map[threadIdx.x * each + i]; rest != 0; rest &= rest - 1)
+      put(place++, first + __ffs(static_cast<int>(rest)) - 1);
+  }
+  return true;
 }
 
 /// Where in shared memory a merge's lists lie, in words. The word before either of them may be read and holds nothing.

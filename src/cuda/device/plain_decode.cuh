@@ -16,17 +16,22 @@ struct PlainDecode {
   const uint8_t* scales;      ///< of page 0
   int32_t* out;               ///< [rows, columns]
   float* scores;              ///< of the winners, or null
+  const int32_t* requests;    ///< [rows] rows of the table, or null: row r / table_n; not one of them: the row is empty
   const int32_t* whole_ends;  ///< [rows] of a cut over ranks, or null: what is past them is not live
   int64_t q_row, q_head, w_row, table_row, page_stride, out_row, scores_row;
   int32_t rows, heads, topk, columns, max_len, num_pages, page_shift, fill;
   int32_t ends_n, table_n;  ///< rows of one end, and of one row of the table
   int32_t whole;            ///< rows of so many keys at most are wanted whole, and no score of theirs
+  int32_t num_requests;     ///< rows of the table, where `requests` are told
   Shard shard;              ///< positions become global under it
   uint32_t blocks;          ///< that share a row (decode_short_sm90.cu)
 };
 
 /// Where row r ends, before any limit; negative or 0: nowhere.
 __device__ __forceinline__ int32_t end_of_row(const PlainDecode& job, int32_t r) {
+  if (job.requests != nullptr &&
+      static_cast<uint32_t>(__ldg(job.requests + r)) >= static_cast<uint32_t>(job.num_requests))
+    return 0;
   if (job.whole_ends != nullptr) {
     const int64_t whole = local_length(job.shard, max(__ldg(job.whole_ends + r), 0));
     return static_cast<int32_t>(min(static_cast<long long>(__ldg(job.ends + r)), static_cast<long long>(whole)));
@@ -36,7 +41,13 @@ __device__ __forceinline__ int32_t end_of_row(const PlainDecode& job, int32_t r)
   return max(newest, 0) - job.ends_n + 1 + (r - request * job.ends_n);
 }
 __device__ __forceinline__ const int32_t* pages_of_row(const PlainDecode& job, int32_t r) {
-  return job.table + (job.table_n > 1 ? r / job.table_n : r) * job.table_row;
+  int32_t row = job.table_n > 1 ? r / job.table_n : r;
+  if (job.requests != nullptr) {
+    // Of a row that is none no page is used, but one may be looked at.
+    row = __ldg(job.requests + r);
+    row = static_cast<uint32_t>(row) < static_cast<uint32_t>(job.num_requests) ? row : 0;
+  }
+  return job.table + row * job.table_row;
 }
 
 /// Row r, of n <= job.whole keys; see answer_whole_row.

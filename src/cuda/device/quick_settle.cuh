@@ -11,6 +11,26 @@
 
 namespace topkey::cuda {
 
+/// global_of of positions, in 32 bits: a thread may write several winners one after the other, and a division of 64 bits
+/// for each of them can be seen.
+class GlobalPositions {
+ public:
+  __device__ explicit GlobalPositions(const Shard& s) {
+    if (s.world_size <= 1) return;
+    run_ = static_cast<uint32_t>(run_of(s)), step_ = run_ * static_cast<uint32_t>(s.world_size - 1);
+    first_ = static_cast<uint32_t>(s.rank) * run_;
+    shift_ = (run_ & (run_ - 1)) == 0 ? __ffs(static_cast<int>(run_)) - 1 : -1;
+  }
+  __device__ __forceinline__ int32_t operator()(int32_t local) const {
+    const uint32_t at = static_cast<uint32_t>(local);
+    return static_cast<int32_t>(at + (shift_ >= 0 ? at >> shift_ : at / run_) * step_ + first_);
+  }
+
+ private:
+  uint32_t run_ = 1, step_ = 0, first_ = 0;
+  int shift_ = 0;
+};
+
 /// Where the k-th best of a row lies.
 struct QuickCut {
   float bin;                      ///< of the bins, unless by_keys
@@ -299,14 +319,16 @@ class QuickSettler {
     }
   }
   __device__ __forceinline__ void write_more(uint32_t rank) {
+    const GlobalPositions global(job_.shard);
+    int32_t* const out = job_.out + r_.row * job_.out_row;
+    float* const scores = job_.scores != nullptr ? job_.scores + r_.row * job_.scores_row : nullptr;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
 #pragma unroll 1
       for (uint32_t rest = marks_[w].above; rest != 0; rest &= rest - 1, ++rank) {
         const uint32_t i = entry(w, rest);
-        job_.out[r_.row * job_.out_row + rank] = static_cast<int32_t>(global_of(job_.shard, position_of(r_, i)));
-        if (job_.scores != nullptr)
-          job_.scores[r_.row * job_.scores_row + rank] = __uint_as_float(r_.scores[quick_place(i)]);
+        out[rank] = global(position_of(r_, i));
+        if (scores != nullptr) scores[rank] = __uint_as_float(r_.scores[quick_place(i)]);
       }
     }
   }
