@@ -68,6 +68,7 @@ bool plain_decode(const LookParams& look, const Query& q, const Emission& emissi
   if (p.shard.world_size > 1) p.whole_ends = static_cast<const int32_t*>(look.whole_end.data);
   p.rows = static_cast<int32_t>(rows.count), p.heads = static_cast<int32_t>(q.values.shape[1]);
   p.topk = look.topk, p.columns = emission.topk;
+  p.whole = p.scores == nullptr && p.shard.world_size <= 1 ? p.topk : 0;
   // Lengths are the rows' own, and there may be more of them than rows.
   p.ends_n = rows.end.data == nullptr || rows.end.shape[0] == rows.count ? 1 : next_n_of(rows), p.table_n = table_n;
   p.max_len = static_cast<int32_t>(rows.max_len > 0 ? std::min<int64_t>(keys.count, rows.max_len) : keys.count);

@@ -4,6 +4,7 @@
 // parameter that is read, each instruction in a row of dependent ones, can be seen in them.
 #pragma once
 #include "cuda/device/rows.cuh"
+#include "cuda/device/whole_row.cuh"
 
 namespace topkey::cuda {
 
@@ -19,6 +20,7 @@ struct PlainDecode {
   int64_t q_row, q_head, w_row, table_row, page_stride, out_row, scores_row;
   int32_t rows, heads, topk, columns, max_len, num_pages, page_shift, fill;
   int32_t ends_n, table_n;  ///< rows of one end, and of one row of the table
+  int32_t whole;            ///< rows of so many keys at most are wanted whole, and no score of theirs
   Shard shard;              ///< positions become global under it
   uint32_t blocks;          ///< that share a row (decode_short_sm90.cu)
 };
@@ -35,6 +37,14 @@ __device__ __forceinline__ int32_t end_of_row(const PlainDecode& job, int32_t r)
 }
 __device__ __forceinline__ const int32_t* pages_of_row(const PlainDecode& job, int32_t r) {
   return job.table + (job.table_n > 1 ? r / job.table_n : r) * job.table_row;
+}
+
+/// Row r, of n <= job.whole keys; see answer_whole_row.
+__device__ __forceinline__ void answer_whole_row(const PlainDecode& job, int32_t r, int32_t n, uint32_t thread,
+                                                 uint32_t threads) {
+  int32_t* out = job.out + r * job.out_row;
+  answer_whole_row({pages_of_row(job, r), out, n, job.page_shift, job.num_pages, job.columns, job.fill}, thread,
+                   threads);
 }
 
 }  // namespace topkey::cuda
