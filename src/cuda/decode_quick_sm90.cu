@@ -26,7 +26,7 @@ struct QuickMemory {
   uint8_t* q;                                       ///< [kQueries][kColumns, 128]; see column_of
   float* weights;                                   ///< [kQueries][kColumns] halved; see weight_of_column
   QuickShared* s;
-  uint32_t* bins;  ///< [tiles of the block: 1 or 2][kShare, kQuickBins], then what is kept
+  uint32_t* bins;  ///< [tiles of the block: 1 or 2][kShare, kBins], then what is kept
 
   __device__ __forceinline__ explicit QuickMemory(uint8_t* memory) : codes(align_tile(memory)) {
     q = codes + kQuickGroups * kStages * kTileKeys * kCodePitch;
@@ -37,7 +37,7 @@ struct QuickMemory {
   static constexpr size_t kSharedBytesOfBlock = (sizeof(QuickShared) + 15) / 16 * 16;
   static constexpr size_t kFixed = 1024 + kQuickGroups * kStages * kTileKeys * kCodePitch +
                                    kQueries * kColumns * (kCodePitch + 4) + kSharedBytesOfBlock +
-                                   kShare * kQuickBins * 4;
+                                   kShare * kBinsOf<kShare> * 4;
 };
 
 [[maybe_unused]] __device__ __forceinline__ void clear_exchange(const QuickJob& job) {
@@ -100,9 +100,18 @@ class QuickScorer {
  public:
   using Memory = QuickMemory<kHeads, kStages, kShare>;
   using Scores = OwnScores<kShare>;
+  static constexpr int kBins = kBinsOf<kShare>;
   __device__ __forceinline__ QuickScorer(const QuickJob& job, const Memory& m)
-      : job_(job), m_(m), s_(*m.s), group_(threadIdx.x / 128), two_(m.s->first_tile != m.s->last_tile) {
-    const uint32_t bins = kShare * kQuickBins;
+      // The shuffles tell the compiler that a warp has one number.
+      : job_(job),
+        m_(m),
+        s_(*m.s),
+        group_(__shfl_sync(~0u, threadIdx.x / 128, 0)),
+        codes_(__shfl_sync(~0u, operand_low(shared_address(m.codes)), 0) +
+               group_ * kStages * (kTileKeys * kCodePitch / 16)),
+        q_(__shfl_sync(~0u, operand_low(shared_address(m.q)), 0)),
+        two_(m.s->first_tile != m.s->last_tile) {
+    const uint32_t bins = kShare * kBins;
     kept_ = m.bins + (two_ ? 2 : 1) * bins, words_ = two_ ? job.words - bins : job.words;
     all_kept_ = (s_.last - s_.first) * kTileKeys <= min(words_ / kShare, static_cast<uint32_t>(kMostEntries));
   }
@@ -114,22 +123,28 @@ class QuickScorer {
     for (uint32_t tile = s_.first_tile; tile <= s_.last_tile; ++tile) {
       const QuickSegment g = segment_of(s_, tile);
       const uint32_t slot = tile != s_.first_tile, turn = (tile - s_.first_tile) & (Memory::kQueries - 1);
-      uint32_t* bins = m_.bins + slot * (kShare * kQuickBins);
-      for (uint32_t i = threadIdx.x; i < kShare * kQuickBins / 4; i += kQuickThreads)
+      uint32_t* bins = m_.bins + slot * (kShare * kBins);
+      for (uint32_t i = threadIdx.x; i < kShare * kBins / 4; i += kQuickThreads)
         reinterpret_cast<uint4*>(bins)[i] = {0, 0, 0, 0};
       if (Memory::kQueries == 1) begin_query(tile, 0);
       end_query(turn);
       if (Memory::kQueries == 2 && tile < s_.last_tile) begin_query(tile + 1, turn ^ 1);
       if (g.first < g.last) {
-        QuickRow r = begin_row(tile, slot, g, kept);
+        const TileRows rows = rows_of_tile<kShare>(job_, tile);
+        const QuickShare share = tile == s_.last_tile    ? s_.slots[1]
+                                 : tile == s_.first_tile ? s_.slots[0]
+                                                         : QuickShare{0, 1};
+        QuickRow r = begin_row(tile, g, kept);
+        r.row = rows.first + Scores::row(), r.index = share.index;
+        r.blocks = Scores::row() < rows.count ? share.blocks : 0;
         kept += r.count * kShare;
+        if (threadIdx.x < kShare) s_.dead[slot][threadIdx.x] = 0;
         score_units(tile, slot, r, turn, bins);
-        sync_all();
         if (threadIdx.x < kShare) s_.rows[slot][threadIdx.x] = r;
-        if (r.blocks > 1) {
-          tell_bins<kShare>(job_, s_, rows_of_tile<kShare>(job_, tile), slot, bins);
+        sync_all();
+        if (share.blocks > 1) {
+          tell_bins<kShare>(job_, s_, rows, slot, bins);
         } else {
-          sync_all();
           settle<false>(slot, slot);
         }
       }
@@ -175,19 +190,13 @@ class QuickScorer {
     sync_all();
   }
 
-  /// This lane's row of a tile, before it is scored.
-  __device__ __forceinline__ QuickRow begin_row(uint32_t tile, uint32_t slot, const QuickSegment& g, uint32_t* kept) {
-    const TileRows rows = rows_of_tile<kShare>(job_, tile);
+  /// Of this lane's row of a tile what is known before it is scored.
+  __device__ __forceinline__ QuickRow begin_row(uint32_t tile, const QuickSegment& g, uint32_t* kept) {
     QuickRow r;
-    r.row = rows.first + Scores::row(), r.end = kShare == 1 ? s_.ends[tile] : s_.row_ends[Scores::row()];
+    r.end = kShare == 1 ? s_.ends[tile] : s_.row_ends[Scores::row()];
     r.first = static_cast<int32_t>(g.first - s_.before[tile]) * kTileKeys;
     r.count = (g.last - g.first) * kTileKeys, r.scores = kept + Scores::row() * r.count, r.positions = nullptr;
     r.range = {0, 0};
-    const QuickShare share = tile == s_.last_tile    ? s_.slots[1]
-                             : tile == s_.first_tile ? s_.slots[0]
-                                                     : QuickShare{0, 1};
-    r.index = share.index, r.blocks = share.blocks;
-    if (threadIdx.x < kShare) s_.dead[slot][threadIdx.x] = 0;
     return r;
   }
 
@@ -200,8 +209,8 @@ class QuickScorer {
     for (uint32_t i = first_slot * kShare + half; i < (last_slot + 1) * kShare; i += 2) {
       const uint32_t slot = i / kShare, row = i % kShare;
       const QuickRow r = s_.rows[slot][row];
-      if ((r.blocks > 1) != kShared || r.row >= static_cast<uint32_t>(job_.rows)) continue;
-      QuickSettler<kShared>(job_, Half{s_.rooms[half], 8 + static_cast<int>(half)}, r, m_.bins + i * kQuickBins)
+      if (kShared ? r.blocks <= 1 : r.blocks != 1) continue;  // 0: the tile has no such row
+      QuickSettler<kShared, kBins>(job_, Half{s_.rooms[half], 8 + static_cast<int>(half)}, r, m_.bins + i * kBins)
           .run(s_.dead[slot][row]);
     }
   }
@@ -212,9 +221,9 @@ class QuickScorer {
     const QuickSegment g = segment_of(s_, tile);
     const uint32_t before = s_.before[tile];
     uint32_t unit = sample_unit(s_, tile, group_), units_at_once = g.last - g.first;
-    uint32_t *scores = r.scores, *own_bins = bins + Scores::row() * kQuickBins;
+    uint32_t *scores = r.scores, *own_bins = bins + Scores::row() * kBins;
     Lists lists{};
-    if (!all_kept_) {
+    if (kShare < kMostShare && !all_kept_) {
       lists.words = words_ / (two_ ? 2 : 1) / kShare / 4 * 4, lists.memory = kept_ + slot * kShare * lists.words;
       const QuickList list = lists.of(Scores::row());
       scores = list.window, units_at_once = list.window_size / kTileKeys;
@@ -241,19 +250,19 @@ class QuickScorer {
           if (!Scores::owner()) continue;
           scores[quick_place((unit - begin) * kTileKeys + Scores::key() + 8 * e)] =
               own.live[e] ? __float_as_uint(own.of[e]) : kNotLiveScore;
-          const int bin = r.range.bin(own.of[e]);
+          const int bin = min(r.range.bin(own.of[e]), kBins - 1);
           if (own.live[e] && bin > 0) atomicAdd(own_bins + bin, 1u);
         }
         if (absent && threadIdx.x % 128 < kShare)
           atomicAdd(&s_.dead[slot][threadIdx.x % 128], static_cast<uint32_t>(max(0, min(kTileKeys, r.end - first))));
         unit += kQuickGroups;
       }
-      if (all_kept_) return;
+      if (kShare == kMostShare || all_kept_) return;
       const QuickWindow window{(end - begin) * kTileKeys, static_cast<int32_t>(begin - before) * kTileKeys};
 #pragma unroll
-      for (int i = 0; i < kShare; ++i) {
+      for (int i = 0; kShare < kMostShare && i < kShare; ++i) {
         const BinRange range{__shfl_sync(~0u, r.range.low, i), __shfl_sync(~0u, r.range.scale, i)};
-        lists.counts[i] = take_window(job_, s_, lists.of(i), range, window, bins + i * kQuickBins);
+        lists.counts[i] = take_window(job_, s_, lists.of(i), range, window, bins + i * kBins);
       }
     }
 #pragma unroll
@@ -285,9 +294,8 @@ class QuickScorer {
     wait_at(&s_.full[group_][stage_], phase_);
     constexpr int kColumns = Memory::kColumns;
     float dots[kColumns / 2], sums[2][kShare], scores[kShare == 2 ? 1 : 2];
-    const uint8_t* codes = m_.codes + (group_ * kStages + stage_) * (kTileKeys * kCodePitch);
-    issue_dots<kColumns, 128>(dots, operand_at(shared_address(codes)),
-                              operand_at(shared_address(m_.q + turn * (kColumns * kCodePitch))));
+    issue_dots_low<kColumns, 128>(dots, codes_ + stage_ * (kTileKeys * kCodePitch / 16),
+                                  q_ + turn * (kColumns * kCodePitch / 16));
     float scales[Scores::kKeys];
 #pragma unroll
     for (int e = 0; e < Scores::kKeys; ++e) scales[e] = s_.scale[group_][stage_][Scores::key() + 8 * e];
@@ -308,8 +316,8 @@ class QuickScorer {
   const QuickJob& job_;
   const Memory& m_;
   QuickShared& s_;
-  const uint32_t group_;
-  const bool two_;  ///< tiles at least
+  const uint32_t group_, codes_, q_;  ///< of the warpgroup; its first stage and the queries as operands
+  const bool two_;                    ///< tiles at least
   uint32_t *kept_, words_;
   uint32_t stage_ = 0, phase_ = 0;
   float weight_ = 0.0f;
@@ -386,7 +394,7 @@ template <int kHeads, int kStages, int kShare>
 constexpr Choice kChoice{decode_quick<kHeads, kStages, kShare>, QuickMemory<kHeads, kStages, kShare>::kFixed, kHeads,
                          kShare};
 /// Better ones first; two stages leave room for more scores.
-constexpr Choice kChoices[] = {kChoice<32, 2, 2>, kChoice<32, 3, 1>, kChoice<32, 2, 1>,
+constexpr Choice kChoices[] = {kChoice<32, 2, 4>, kChoice<32, 2, 2>, kChoice<32, 3, 1>, kChoice<32, 2, 1>,
                                kChoice<64, 2, 2>, kChoice<64, 3, 1>, kChoice<64, 2, 1>};
 constexpr int kNumChoices = sizeof(kChoices) / sizeof(Choice);
 const std::array<KernelEntry, kNumChoices> kEntries = [] {
@@ -399,22 +407,24 @@ const std::array<KernelEntry, kNumChoices> kEntries = [] {
 static_assert(kChoice<64, 2, 1>.words() >= 32768, "128 rows of 32K keys");
 static_assert(kChoice<64, 2, 2>.words() >= 32768, "the same of 64 requests");
 
-/// Whether a kernel suits a launch of so many rows; then what it is told. It keeps all scores, or lists of two tiles at a
-/// time, which must hold topk winners and in one bin more than are ranked.
+/// Of so many rows.
 int32_t tiles_of(const PlainDecode& plain, int64_t share, int64_t rows) {
   return static_cast<int32_t>(share == 1 ? rows : rows / plain.table_n * ((plain.table_n + share - 1) / share));
 }
+/// Whether a kernel suits a launch of so many rows; then what it is told. It keeps all scores, or lists of two tiles at a
+/// time, which must hold topk winners and in one bin more than are ranked.
 bool fit(const Choice& choice, const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job, bool lists) {
-  const int64_t share = choice.share, bins = share * kQuickBins;
+  const int64_t share = choice.share, bins = share * (share == kMostShare ? kBinsOf<kMostShare> : kQuickBins);
   job.parts = static_cast<int32_t>((plain.table_n + share - 1) / share);
   job.tiles = tiles_of(plain, share, rows);
   const int64_t units = job.tiles * ((int64_t{plain.max_len} + kTileKeys - 1) / kTileKeys);
   // Slices of tiles that are cut where they end are longer; no slice need be shorter than two units a warpgroup.
   const int64_t whole = job.tiles <= blocks ? blocks / job.tiles * job.tiles : blocks;
   const int64_t keys = std::max<int64_t>((units + whole - 1) / whole, 2 * kQuickGroups) * kTileKeys;
-  const int64_t words = keys * share + (job.tiles <= blocks ? 0 : bins);
-  const bool all = words <= choice.words() && keys <= kMostEntries;
-  job.words = static_cast<uint32_t>(all ? words : choice.words());
+  // A block has a second tile only where slices are much shorter than that, or there are more tiles than blocks.
+  const int64_t words = keys * share, least = words + (job.tiles <= blocks ? 0 : bins);
+  const bool all = least <= choice.words() && keys <= kMostEntries;
+  job.words = static_cast<uint32_t>(all ? std::min(words + bins, choice.words()) : choice.words());
   const QuickList list = list_of(nullptr, static_cast<uint32_t>((job.words - bins) / 2 / share / 4 * 4));
   job.window = all ? INT32_MAX : static_cast<int32_t>(list.window_size);
   return all || (lists && list.capacity >= static_cast<uint32_t>(plain.topk) + kQuickCandidates + 64);
@@ -422,9 +432,10 @@ bool fit(const Choice& choice, const PlainDecode& plain, int64_t rows, int64_t b
 /// Null: none suits. One that keeps all scores comes before lists, but a read that rows share before that.
 const Choice* choose(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job) {
   const int32_t heads = plain.heads <= 32 ? 32 : 64;
-  for (const int32_t share : {2, 1}) {
-    if (share > 1 && (plain.table_n == 1 || plain.rows % plain.table_n != 0)) continue;
+  for (const int32_t share : {kMostShare, 2, 1}) {
+    if (share > 1 && (plain.table_n <= share / 2 || plain.rows % plain.table_n != 0)) continue;
     for (const bool lists : {false, true}) {
+      if (lists && share == kMostShare) continue;
       for (const Choice& c : kChoices) {
         if (c.heads == heads && c.share == share && fit(c, plain, rows, blocks, job, lists)) return &c;
       }

@@ -21,6 +21,9 @@ constexpr int kWords = 4;
 constexpr int kMostEntries = kWords * 32 * kHalf;  ///< that a block has of a row
 /// Most rows of a request that share a read of its keys: a tile.
 constexpr int kMostShare = 4;
+/// Of each row's bins those in use, from 0 on: four rows' would not leave room for all scores.
+template <int kShare>
+constexpr int kBinsOf = kShare == kMostShare ? kQuickBins / 2 : kQuickBins;
 
 struct QuickJob : PlainDecode {
   int32_t tiles, parts;  ///< of all rows, of a request
@@ -137,7 +140,9 @@ __device__ __forceinline__ BinRange range_of_sample(QuickShared& s, const OwnSco
     m.x += __shfl_xor_sync(~0u, m.x, step), m.y += __shfl_xor_sync(~0u, m.y, step);
     m.z += __shfl_xor_sync(~0u, m.z, step);
   }
-  return range_of({m.x, m.y, static_cast<int>(m.z)}, static_cast<uint32_t>(topk), keys);
+  BinRange range = range_of({m.x, m.y, static_cast<int>(m.z)}, static_cast<uint32_t>(topk), keys);
+  range.scale *= static_cast<float>(kBinsOf<kShare>) / kQuickBins;
+  return range;
 }
 
 /// By one thread of a block: the block has written what it tells. Behind a barrier of those that wrote.
@@ -151,18 +156,21 @@ __device__ __forceinline__ void wait_for_row(const QuickJob& job, uint32_t row, 
 
 /// Adds the block's bins of a row to the row's. Behind the next barrier each of its own holds what was in the row's before:
 /// how many such keys other blocks have told.
-__device__ __forceinline__ void add_bin(uint32_t* own, uint32_t* of_row, uint32_t b) {
-  const uint32_t keys = own[b];
-  if (keys != 0) own[b] = atomicAdd(of_row + b, keys);
+__device__ __forceinline__ void add_bin(uint32_t* own, uint32_t* of_row) {
+  const uint32_t keys = *own;
+  if (keys != 0) *own = atomicAdd(of_row, keys);
 }
 /// Of a tile's rows, from `first` on. By all that score.
 template <int kShare>
 __device__ __forceinline__ void tell_bins(const QuickJob& job, QuickShared& s, TileRows rows, uint32_t slot,
                                           uint32_t* bins) {
+  constexpr int kBins = kBinsOf<kShare>;
   uint32_t* of_rows = job.bins + rows.first * kQuickBins;
 #pragma unroll
-  for (int turn = 0; turn < kShare * kQuickBins / kQuickThreads; ++turn)
-    add_bin(bins, of_rows, threadIdx.x + turn * kQuickThreads);
+  for (int turn = 0; turn < kShare * kBins / kQuickThreads; ++turn) {
+    const uint32_t own = threadIdx.x + turn * kQuickThreads;
+    add_bin(bins + own, of_rows + own / kBins * kQuickBins + own % kBins);
+  }
   const uint32_t row = rows.first + threadIdx.x;
   const bool speaks = threadIdx.x < rows.count;
   if (speaks && s.dead[slot][threadIdx.x] != 0) atomicAdd(&job.headers[row].y, s.dead[slot][threadIdx.x]);

@@ -7,6 +7,8 @@
 // rounds of finer bins; one key of the order with too many equals is shared out in position order. Half a block settles a
 // row, so that its first and its last row are settled side by side.
 #pragma once
+#include <type_traits>
+
 #include "cuda/device/quick_job.cuh"
 
 namespace topkey::cuda {
@@ -22,18 +24,26 @@ struct QuickCut {
 
 /// The bin that holds the k-th best of what the bins hold: room.bin, bin_above, bin_inside, behind a barrier. Returns what
 /// all bins hold, but for bin 0 if `linear`.
-template <bool kShared>
+template <bool kShared, int kBins>
 __device__ __forceinline__ uint32_t find_bin(const Half& h, const uint32_t* own, const uint32_t* of_row, uint32_t k) {
-  const uint32_t first = kQuickBins - 4 * (h.thread() + 1);  // thread 0: the highest
-  const uint4 four =
-      kShared ? __ldcg(reinterpret_cast<const uint4*>(of_row + first)) : *reinterpret_cast<const uint4*>(own + first);
-  uint32_t total;
-  uint32_t above = h.scan(four.x + four.y + four.z + four.w, &total);
-  const uint32_t each[4] = {four.w, four.z, four.y, four.x};
+  constexpr int kOwn = kBins / kHalf;
+  using Vector = std::conditional_t<kOwn == 4, uint4, uint2>;
+  static_assert(sizeof(Vector) == kOwn * 4);
+  const uint32_t first = kBins - kOwn * (h.thread() + 1);  // thread 0: the highest
+  union {
+    Vector vector;
+    uint32_t each[kOwn];
+  };
+  vector =
+      kShared ? __ldcg(reinterpret_cast<const Vector*>(of_row + first)) : *reinterpret_cast<const Vector*>(own + first);
+  uint32_t total, sum = 0;
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
+  for (int b = 0; b < kOwn; ++b) sum += each[b];
+  uint32_t above = h.scan(sum, &total);
+#pragma unroll
+  for (int b = kOwn - 1; b >= 0; --b) {
     if (above < k && k <= above + each[b])
-      h.room.bin = first + 3 - b, h.room.bin_above = above, h.room.bin_inside = each[b];
+      h.room.bin = first + b, h.room.bin_above = above, h.room.bin_inside = each[b];
     above += each[b];
   }
   h.sync();
@@ -44,7 +54,7 @@ __device__ __forceinline__ uint32_t find_bin(const Half& h, const uint32_t* own,
 struct QuickBin {
   uint32_t bin, above, inside;
 };
-template <bool kShared>
+template <bool kShared, int kBins>
 __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, QuickRow r, uint32_t* bins, int barrier,
                                         QuickBin from) {
   const Half h{room, barrier};
@@ -60,14 +70,16 @@ __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, Qu
   QuickCut cut{0.0f, 0, 0, true, false, false, from.inside, k - from.above, k, 0};
   if (h.warp() < 2) {
     const uint32_t edge = first_key_of_bin(r.range, static_cast<int>(from.bin + h.warp()));
-    if (h.lane() == 0) room.edges[h.warp()] = h.warp() == 1 && from.bin == kQuickBins - 1 ? kPastInfinity : edge;
+    if (h.lane() == 0) room.edges[h.warp()] = h.warp() == 1 && from.bin == kBins - 1 ? kPastInfinity : edge;
   }
   h.sync();
   cut.low = room.edges[0], cut.high = room.edges[1] - 1;
   do {
-    const int shift = max(0, 22 - __clz(static_cast<int>(cut.high - cut.low)));  // width >> shift < kQuickBins
+    // Width >> shift < kBins.
+    const int shift = max(0, (kBins == 1024 ? 22 : 23) - __clz(static_cast<int>(cut.high - cut.low)));
+    static_assert(kBins == 1024 || kBins == 512);
     meet();  // nobody reads the bins of the round before any more
-    for (uint32_t b = h.thread(); b < kQuickBins; b += kHalf) {
+    for (uint32_t b = h.thread(); b < kBins; b += kHalf) {
       bins[b] = 0;
       if (kShared && r.index == 0) __stcg(of_row + b, 0u);
     }
@@ -77,9 +89,9 @@ __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, Qu
       if (key >= cut.low && key <= cut.high) atomicAdd(bins + ((key - cut.low) >> shift), 1u);
     }
     h.sync();
-    for (uint32_t b = h.thread(); kShared && b < kQuickBins; b += kHalf) add_bin(bins, of_row, b);
+    for (uint32_t b = h.thread(); kShared && b < kBins; b += kHalf) add_bin(bins + b, of_row + b);
     meet();
-    find_bin<kShared>(h, bins, of_row, cut.need);
+    find_bin<kShared, kBins>(h, bins, of_row, cut.need);
     cut.low += room.bin << shift, cut.high = min(cut.high, cut.low + ((1u << shift) - 1));
     cut.inside = room.bin_inside, cut.need -= room.bin_above, cut.place = kShared ? bins[room.bin] : 0;
     h.sync();
@@ -105,11 +117,12 @@ inline __device__ __noinline__ QuickMarks mark_by_keys(const uint32_t* scores, u
   }
   return marks;
 }
-inline __device__ __noinline__ QuickMarks mark_by_bin(const uint32_t* scores, BinRange range, float bin, uint32_t first,
-                                                      uint32_t own) {
+template <int kBins>
+__device__ __noinline__ QuickMarks mark_by_bin(const uint32_t* scores, BinRange range, float bin, uint32_t first,
+                                               uint32_t own) {
   OverEdge inside(OverEdge::below(bin));
   // No score is over the last bin.
-  OverEdge above(bin == kQuickBins - 1 ? __uint_as_float(kCanonicalNan) : OverEdge::below(bin + 1.0f));
+  OverEdge above(bin == kBins - 1 ? __uint_as_float(kCanonicalNan) : OverEdge::below(bin + 1.0f));
   const uint4* vectors = reinterpret_cast<const uint4*>(scores);
 #pragma unroll 2
   for (uint32_t v = first / 4; v < (first + own) / 4; ++v) {
@@ -124,11 +137,12 @@ inline __device__ __noinline__ QuickMarks mark_by_bin(const uint32_t* scores, Bi
   const uint32_t over = above.of(own);
   return {over, inside.of(own) & ~over};
 }
+template <int kBins>
 __device__ __forceinline__ QuickMarks mark_scores(const QuickRow& r, const QuickCut& cut, uint32_t first,
                                                   uint32_t end) {
   const uint32_t own = first < end ? min(32u, end - first) : 0;
   return cut.by_keys ? mark_by_keys(r.scores, cut.low, cut.high, first, own)
-                     : mark_by_bin(r.scores, r.range, cut.bin, first, own);
+                     : mark_by_bin<kBins>(r.scores, r.range, cut.bin, first, own);
 }
 
 __device__ __forceinline__ int32_t position_of(const QuickRow& r, uint32_t i) {
@@ -140,7 +154,7 @@ __device__ __forceinline__ uint64_t entry_of(const QuickRow& r, uint32_t i) {
 }
 
 /// A row of which this block has told its bins, or that it has alone: the cut, and the block's winners. By half a block.
-template <bool kShared>
+template <bool kShared, int kBins>
 class QuickSettler {
  public:
   /// bins: the block's of the row.
@@ -168,7 +182,7 @@ class QuickSettler {
     }
     h_.sync();
     if (kShared) dead = __ldcg(&job_.headers[r_.row].y);
-    const uint32_t counted = find_bin<kShared>(h_, bins_, job_.bins + r_.row * kQuickBins, k);
+    const uint32_t counted = find_bin<kShared, kBins>(h_, bins_, job_.bins + r_.row * kQuickBins, k);
     const uint32_t live = static_cast<uint32_t>(r_.end) - dead;
     // All live keys are above, if they are no more than k.
     QuickCut cut{0.0f, 1, 0, true, false, false, 0, 0, min(live, k), 0};
@@ -176,7 +190,7 @@ class QuickSettler {
     const QuickBin bin =
         counted < k ? QuickBin{0, counted, live - counted} : QuickBin{room_.bin, room_.bin_above, room_.bin_inside};
     if (counted < k || bin.inside > kQuickCandidates) {
-      cut = narrow<kShared>(job_, room_, r_, bins_, h_.barrier, bin);
+      cut = narrow<kShared, kBins>(job_, room_, r_, bins_, h_.barrier, bin);
       steps_ = room_.number;
       h_.sync();
       if (t_ == 0) room_.number = 0;
@@ -200,7 +214,7 @@ class QuickSettler {
     for (int w = 0; w < kWords; ++w) {
       marks_[w] = {0, 0};
       if (w > 0 && span <= 32u * w) continue;
-      marks_[w] = mark_scores(r_, cut, first_ + 32 * w, end);
+      marks_[w] = mark_scores<kBins>(r_, cut, first_ + 32 * w, end);
       above += __popc(marks_[w].above), inside_ += __popc(marks_[w].inside);
     }
     if (cut.ranks && inside_ != 0) {
