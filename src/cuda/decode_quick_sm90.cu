@@ -200,17 +200,18 @@ class QuickScorer {
     return r;
   }
 
-  /// Rows of these tiles that are shared with other blocks, or are not: half a block settles every second row. In the order
-  /// of rows in all blocks, as those of a row wait for each other.
+  /// Rows of these tiles that are shared with other blocks, or are not: one after the other, two side by side where rows
+  /// share a read. In the order of rows in all blocks, as those of a row wait for each other.
   template <bool kShared>
   __device__ __forceinline__ void settle(uint32_t first_slot, uint32_t last_slot) {
-    const uint32_t half = threadIdx.x / kHalf;
+    constexpr int kTeam = kTeamOf<kShare>;
+    const uint32_t team = threadIdx.x / kTeam;
 #pragma unroll 1
-    for (uint32_t i = first_slot * kShare + half; i < (last_slot + 1) * kShare; i += 2) {
+    for (uint32_t i = first_slot * kShare + team; i < (last_slot + 1) * kShare; i += kQuickThreads / kTeam) {
       const uint32_t slot = i / kShare, row = i % kShare;
       const QuickRow r = s_.rows[slot][row];
       if (kShared ? r.blocks <= 1 : r.blocks != 1) continue;  // 0: the tile has no such row
-      QuickSettler<kShared, kBins>(job_, Half{s_.rooms[half], 8 + static_cast<int>(half)}, r, m_.bins + i * kBins)
+      QuickSettler<kShared, kBins, kTeam>(job_, {s_.rooms[team], 8 + static_cast<int>(team)}, r, m_.bins + i * kBins)
           .run(s_.dead[slot][row]);
     }
   }
@@ -370,12 +371,12 @@ __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_consta
   cleared.wait();
   const bool brings = threadIdx.x >= kQuickThreads;
   if (s.first < s.last) {
-    // Dots of several rows need more than an equal share of registers.
+    // Those that score need more registers than an equal share.
     if (brings) {
-      if (kShare > 1) give_registers<32>();
+      give_registers<32>();
       bring_keys(job, boxes, m);
     } else {
-      if (kShare > 1) take_registers<112>();
+      take_registers<112>();
       QuickScorer<kHeads, kStages, kShare>(job, m).run();
     }
   }

@@ -14,11 +14,7 @@ constexpr int kQuickThreads = 512, kQuickGroups = kQuickThreads / 128;  ///< of 
 constexpr int kQuickAll = kQuickThreads + 128;                          ///< and four warps that bring keys
 constexpr int kQuickStages = 3;                                         ///< units under way in a warpgroup
 constexpr int kQuickRows = 128, kQuickBins = kDecodeBins, kQuickCandidates = 256;
-constexpr int kHalf = kQuickThreads / 2;
-static_assert(kQuickBins == 4 * kHalf);
-/// Words of 32 entries that a thread marks at most: half a block has all that fits shared memory.
-constexpr int kWords = 4;
-constexpr int kMostEntries = kWords * 32 * kHalf;  ///< that a block has of a row
+constexpr int kMostEntries = 32768;  ///< that a block has of a row
 /// Most rows of a request that share a read of its keys: a tile.
 constexpr int kMostShare = 4;
 /// Of each row's bins those in use, from 0 on: four rows' would not leave room for all scores.
@@ -47,6 +43,10 @@ __device__ __forceinline__ TileRows rows_of_tile(const QuickJob& job, uint32_t t
   return {request * next_n + done, min(static_cast<uint32_t>(kShare), next_n - done)};
 }
 
+/// Threads that settle a row: half a block where rows share a read, so that two are settled side by side.
+template <int kShare>
+constexpr int kTeamOf = kShare == 1 ? kQuickThreads : kQuickThreads / 2;
+
 /// What a block has of a row: all scores, or a list of those that may win, with their positions, which ascend.
 struct QuickRow {
   uint32_t* scores;                    ///< see quick_place
@@ -59,7 +59,7 @@ struct QuickShare {
   uint32_t index, blocks;
 };
 struct QuickRoom {
-  uint32_t warps[kHalf / 32];
+  uint32_t warps[kQuickThreads / 32];
   uint32_t above, inside, number;
   uint32_t bin, bin_above, bin_inside;
   uint32_t before_above, before_inside;
@@ -187,22 +187,23 @@ __device__ __forceinline__ void fill_row(const PlainDecode& job, uint32_t row, u
   for (int32_t j = static_cast<int32_t>(used + thread); j < job.columns; j += static_cast<int32_t>(threads))
     put_fill(job, row, j);
 }
-/// Half a block: its threads 0 to kHalf - 1, and its barrier.
-struct Half {
+/// Some of a block's threads, and their barrier.
+template <int kThreads>
+struct Team {
   QuickRoom& room;
   int barrier;
-  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kHalf; }
+  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
   __device__ __forceinline__ uint32_t lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ uint32_t warp() const { return thread() / 32; }
-  __device__ __forceinline__ void sync() const { named_barrier(barrier, kHalf); }
+  __device__ __forceinline__ void sync() const { named_barrier(barrier, kThreads); }
   /// How many of them say so. A barrier, too.
-  __device__ __forceinline__ uint32_t count(bool flag) const { return named_barrier_count(barrier, kHalf, flag); }
+  __device__ __forceinline__ uint32_t count(bool flag) const { return named_barrier_count(barrier, kThreads, flag); }
   /// Exclusive sum over the threads, and of all. One barrier; the room's `warps` must be free.
   __device__ __forceinline__ uint32_t scan(uint32_t value, uint32_t* total) const {
     const uint32_t up = sum_lanes_up(value);
     if (lane() == 31) room.warps[warp()] = up;
     sync();
-    const uint32_t of_warp = lane() < kHalf / 32 ? room.warps[lane()] : 0;
+    const uint32_t of_warp = lane() < kThreads / 32 ? room.warps[lane()] : 0;
     *total = __reduce_add_sync(~0u, of_warp);
     return __reduce_add_sync(~0u, lane() < warp() ? of_warp : 0) + up - value;
   }

@@ -5,7 +5,7 @@
 // of the k-th key; (2) all have told how many keys they have above it and which inside. Then each ranks the keys inside for
 // itself and writes its own winners, ascending, behind those of the blocks before it. A bin of too many keys takes further
 // rounds of finer bins; one key of the order with too many equals is shared out in position order. Half a block settles a
-// row, so that its first and its last row are settled side by side.
+// row where rows share a read of the keys, two side by side; else all of it.
 #pragma once
 #include <type_traits>
 
@@ -24,9 +24,10 @@ struct QuickCut {
 
 /// The bin that holds the k-th best of what the bins hold: room.bin, bin_above, bin_inside, behind a barrier. Returns what
 /// all bins hold, but for bin 0 if `linear`.
-template <bool kShared, int kBins>
-__device__ __forceinline__ uint32_t find_bin(const Half& h, const uint32_t* own, const uint32_t* of_row, uint32_t k) {
-  constexpr int kOwn = kBins / kHalf;
+template <bool kShared, int kBins, int kThreads>
+__device__ __forceinline__ uint32_t find_bin(const Team<kThreads>& h, const uint32_t* own, const uint32_t* of_row,
+                                             uint32_t k) {
+  constexpr int kOwn = kBins / kThreads;
   using Vector = std::conditional_t<kOwn == 4, uint4, uint2>;
   static_assert(sizeof(Vector) == kOwn * 4);
   const uint32_t first = kBins - kOwn * (h.thread() + 1);  // thread 0: the highest
@@ -54,10 +55,10 @@ __device__ __forceinline__ uint32_t find_bin(const Half& h, const uint32_t* own,
 struct QuickBin {
   uint32_t bin, above, inside;
 };
-template <bool kShared, int kBins>
+template <bool kShared, int kBins, int kThreads>
 __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, QuickRow r, uint32_t* bins, int barrier,
                                         QuickBin from) {
-  const Half h{room, barrier};
+  const Team<kThreads> h{room, barrier};
   uint32_t* of_row = job.bins + r.row * kQuickBins;
   uint32_t steps = 1;
   const auto meet = [&] {
@@ -79,17 +80,17 @@ __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, Qu
     const int shift = max(0, (kBins == 1024 ? 22 : 23) - __clz(static_cast<int>(cut.high - cut.low)));
     static_assert(kBins == 1024 || kBins == 512);
     meet();  // nobody reads the bins of the round before any more
-    for (uint32_t b = h.thread(); b < kBins; b += kHalf) {
+    for (uint32_t b = h.thread(); b < kBins; b += kThreads) {
       bins[b] = 0;
       if (kShared && r.index == 0) __stcg(of_row + b, 0u);
     }
     meet();
-    for (uint32_t i = h.thread(); i < r.count; i += kHalf) {
+    for (uint32_t i = h.thread(); i < r.count; i += kThreads) {
       const uint32_t key = key_of_kept(r.scores[quick_place(i)]);
       if (key >= cut.low && key <= cut.high) atomicAdd(bins + ((key - cut.low) >> shift), 1u);
     }
     h.sync();
-    for (uint32_t b = h.thread(); kShared && b < kBins; b += kHalf) add_bin(bins + b, of_row + b);
+    for (uint32_t b = h.thread(); kShared && b < kBins; b += kThreads) add_bin(bins + b, of_row + b);
     meet();
     find_bin<kShared, kBins>(h, bins, of_row, cut.need);
     cut.low += room.bin << shift, cut.high = min(cut.high, cut.low + ((1u << shift) - 1));
@@ -154,12 +155,12 @@ __device__ __forceinline__ uint64_t entry_of(const QuickRow& r, uint32_t i) {
 }
 
 /// A row of which this block has told its bins, or that it has alone: the cut, and the block's winners. By half a block.
-template <bool kShared, int kBins>
+template <bool kShared, int kBins, int kThreads>
 class QuickSettler {
  public:
   /// bins: the block's of the row.
-  __device__ __forceinline__ QuickSettler(const QuickJob& job, Half half, const QuickRow& row, uint32_t* bins)
-      : job_(job), h_(half), room_(half.room), r_(row), bins_(bins), t_(half.thread()) {}
+  __device__ __forceinline__ QuickSettler(const QuickJob& job, Team<kThreads> team, const QuickRow& row, uint32_t* bins)
+      : job_(job), h_(team), room_(team.room), r_(row), bins_(bins), t_(team.thread()) {}
 
   /// dead: keys of the row that are not live, where it is alone.
   __device__ __forceinline__ void run(uint32_t dead) {
@@ -170,10 +171,13 @@ class QuickSettler {
     choose(cut, last);
     write();
     if (r_.index == 0 && cut.wanted < static_cast<uint32_t>(job_.columns))
-      fill_row(job_, r_.row, cut.wanted, t_, kHalf);
+      fill_row(job_, r_.row, cut.wanted, t_, kThreads);
   }
 
  private:
+  /// Words of 32 entries that a thread marks at most.
+  static constexpr int kWords = kMostEntries / 32 / kThreads;
+
   __device__ __forceinline__ QuickCut find_cut(uint32_t dead) {
     const uint32_t k = static_cast<uint32_t>(job_.topk);
     if (t_ == 0) {
@@ -190,7 +194,7 @@ class QuickSettler {
     const QuickBin bin =
         counted < k ? QuickBin{0, counted, live - counted} : QuickBin{room_.bin, room_.bin_above, room_.bin_inside};
     if (counted < k || bin.inside > kQuickCandidates) {
-      cut = narrow<kShared, kBins>(job_, room_, r_, bins_, h_.barrier, bin);
+      cut = narrow<kShared, kBins, kThreads>(job_, room_, r_, bins_, h_.barrier, bin);
       steps_ = room_.number;
       h_.sync();
       if (t_ == 0) room_.number = 0;
@@ -205,7 +209,7 @@ class QuickSettler {
   /// Keys above and inside; those to be ranked to where all blocks find them. A thread has `span` entries side by side.
   __device__ __forceinline__ void mark(const QuickCut& cut) {
     uint32_t span = 4;
-    while (span * kHalf < r_.count) span *= 2;
+    while (span * kThreads < r_.count) span *= 2;
     first_ = t_ * span;
     const uint32_t end = min(first_ + span, r_.count);
     uint64_t* to = kShared ? job_.candidates + r_.row * kQuickCandidates + cut.place : room_.candidates;
@@ -250,7 +254,7 @@ class QuickSettler {
       if (t_ == 0) room_.before_above = before.x, room_.before_inside = before.y;
     } else if (cut.ranks) {
       const auto* all = reinterpret_cast<const unsigned long long*>(job_.candidates + r_.row * kQuickCandidates);
-      for (uint32_t i = t_ - 32; i < cut.inside; i += kHalf - 32) room_.candidates[i] = __ldcg(all + i);
+      for (uint32_t i = t_ - 32; i < cut.inside; i += kThreads - 32) room_.candidates[i] = __ldcg(all + i);
     }
     h_.sync();
     base_ = room_.before_above, tied_ = room_.before_inside;
@@ -328,7 +332,7 @@ class QuickSettler {
   }
 
   const QuickJob& job_;
-  const Half h_;
+  const Team<kThreads> h_;
   QuickRoom& room_;
   const QuickRow& r_;
   uint32_t* bins_;
