@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `search` for few query rows on Hopper in the form that engines call most (plain_decode.h). What decode_sm90.cu does,
-// in fewer instructions: such a call takes microseconds, and those that wait for one another can be seen in it. A block keeps all scores of its slice of the keys, or, where they do not fit, lists (device/quick_lists.cuh). The
-// launch is cooperative: blocks wait for each other, so all of them must run at once.
+// in fewer instructions: such a call takes microseconds, and those that wait for one another can be seen in it. Rows of a
+// request are scored side by side, as columns of one product (a tile), so that their keys are read once. A block keeps all
+// scores of its slice of the keys, or, where they do not fit, lists (device/quick_lists.cuh). The launch is cooperative:
+// blocks wait for each other, so all of them must run at once.
 #include <algorithm>
 #include <array>
 
@@ -102,14 +104,12 @@ class QuickScorer {
   using Scores = OwnScores<kShare>;
   static constexpr int kBins = kBinsOf<kShare>;
   __device__ __forceinline__ QuickScorer(const QuickJob& job, const Memory& m)
-      // The shuffles tell the compiler that a warp has one number.
       : job_(job),
         m_(m),
         s_(*m.s),
-        group_(__shfl_sync(~0u, threadIdx.x / 128, 0)),
-        codes_(__shfl_sync(~0u, operand_low(shared_address(m.codes)), 0) +
-               group_ * kStages * (kTileKeys * kCodePitch / 16)),
-        q_(__shfl_sync(~0u, operand_low(shared_address(m.q)), 0)),
+        group_(of_warp(threadIdx.x / 128)),
+        codes_(of_warp(operand_low(shared_address(m.codes))) + group_ * kStages * (kTileKeys * kCodePitch / 16)),
+        q_(of_warp(operand_low(shared_address(m.q)))),
         two_(m.s->first_tile != m.s->last_tile) {
     const uint32_t bins = kShare * kBins;
     kept_ = m.bins + (two_ ? 2 : 1) * bins, words_ = two_ ? job.words - bins : job.words;
@@ -155,6 +155,8 @@ class QuickScorer {
   }
 
  private:
+  /// What all lanes of a warp have: the shuffle tells the compiler, so that it stays out of their registers.
+  __device__ __forceinline__ static uint32_t of_warp(uint32_t value) { return __shfl_sync(~0u, value, 0); }
   __device__ __forceinline__ static void sync_all() { named_barrier(7, kQuickThreads); }
 
   /// A tile's codes, weights and ends on their way.
@@ -219,44 +221,40 @@ class QuickScorer {
   /// This warpgroup's part of the sample, then of the units: scores to where the block keeps them and to bins.
   __device__ __forceinline__ void score_units(uint32_t tile, uint32_t slot, QuickRow& r, uint32_t turn,
                                               uint32_t* bins) {
-    const QuickSegment g = segment_of(s_, tile);
-    const uint32_t before = s_.before[tile];
-    uint32_t unit = sample_unit(s_, tile, group_), units_at_once = g.last - g.first;
-    uint32_t *scores = r.scores, *own_bins = bins + Scores::row() * kBins;
+    const QuickSegment g{of_warp(segment_of(s_, tile).first), of_warp(segment_of(s_, tile).last)};
+    const uint32_t before = of_warp(s_.before[tile]);
+    uint32_t unit = of_warp(sample_unit(s_, tile, group_)), units_at_once = g.last - g.first;
+    uint32_t* scores = r.scores;
+    const uint32_t own_bins = shared_address(bins + Scores::row() * kBins);
     Lists lists{};
     if (kShare < kMostShare && !all_kept_) {
       lists.words = words_ / (two_ ? 2 : 1) / kShare / 4 * 4, lists.memory = kept_ + slot * kShare * lists.words;
       const QuickList list = lists.of(Scores::row());
-      scores = list.window, units_at_once = list.window_size / kTileKeys;
+      scores = list.window, units_at_once = of_warp(list.window_size / kTileKeys);
     }
-    bool sample = true;
+    uint32_t own_places[Scores::kKeys];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) own_places[e] = quick_place(Scores::key() + 8 * e);
+    Scores own;
+    score_unit(turn, static_cast<int32_t>(unit - before) * kTileKeys, r.end, own);
+    r.range = range_of_sample(s_, own, job_.topk, min(r.end, job_.window));
+    unit = g.first + group_;
 #pragma unroll 1
     for (uint32_t begin = g.first; begin < g.last; begin += units_at_once) {
       const uint32_t end = min(g.last, begin + units_at_once);
 #pragma unroll 1
-      while (sample || unit < end) {
-        Scores own;
-        const bool absent = next_scores(turn, own);
+      for (; unit < end; unit += kQuickGroups) {
         const int32_t first = static_cast<int32_t>(unit - before) * kTileKeys;
-#pragma unroll
-        for (int e = 0; e < Scores::kKeys; ++e)
-          own.live[e] = Scores::owner() && !absent && first + static_cast<int32_t>(Scores::key()) + 8 * e < r.end;
-        if (sample) {
-          r.range = range_of_sample(s_, own, job_.topk, min(r.end, job_.window));
-          sample = false, unit = g.first + group_;
-          continue;
-        }
+        const bool absent = score_unit(turn, first, r.end, own);
 #pragma unroll
         for (int e = 0; e < Scores::kKeys; ++e) {
-          if (!Scores::owner()) continue;
-          scores[quick_place((unit - begin) * kTileKeys + Scores::key() + 8 * e)] =
-              own.live[e] ? __float_as_uint(own.of[e]) : kNotLiveScore;
+          const uint32_t place = quick_place_of(unit - begin, own_places[e]);
+          if (Scores::owner()) scores[place] = own.live[e] ? __float_as_uint(own.of[e]) : kNotLiveScore;
           const int bin = min(r.range.bin(own.of[e]), kBins - 1);
-          if (own.live[e] && bin > 0) atomicAdd(own_bins + bin, 1u);
+          add_one_if(own.live[e] && bin > 0, own_bins + bin * 4);
         }
         if (absent && threadIdx.x % 128 < kShare)
           atomicAdd(&s_.dead[slot][threadIdx.x % 128], static_cast<uint32_t>(max(0, min(kTileKeys, r.end - first))));
-        unit += kQuickGroups;
       }
       if (kShare == kMostShare || all_kept_) return;
       const QuickWindow window{(end - begin) * kTileKeys, static_cast<int32_t>(begin - before) * kTileKeys};
@@ -290,12 +288,13 @@ class QuickScorer {
     }
   };
 
-  /// This lane's scores of the warpgroup's next unit. Returns whether the unit's page does not exist.
-  __device__ __forceinline__ bool next_scores(uint32_t turn, Scores& own) {
+  /// This lane's scores of the warpgroup's next unit, whose keys stand from `first` on in a row that ends at `end`. Returns
+  /// whether the unit's page does not exist.
+  __device__ __forceinline__ bool score_unit(uint32_t turn, int32_t first, int32_t end, Scores& own) {
     wait_at(&s_.full[group_][stage_], phase_);
     constexpr int kColumns = Memory::kColumns;
     float dots[kColumns / 2], sums[2][kShare], scores[kShare == 2 ? 1 : 2];
-    issue_dots_low<kColumns, 128>(dots, codes_ + stage_ * (kTileKeys * kCodePitch / 16),
+    issue_dots_low<kColumns, 128>(dots, of_warp(codes_ + stage_ * (kTileKeys * kCodePitch / 16)),
                                   q_ + turn * (kColumns * kCodePitch / 16));
     float scales[Scores::kKeys];
 #pragma unroll
@@ -310,7 +309,10 @@ class QuickScorer {
     join_rows(sums, scores);
     if (kShare == 1 && (threadIdx.x & 1) != 0) scores[0] = scores[1];
 #pragma unroll
-    for (int e = 0; e < Scores::kKeys; ++e) own.of[e] = canonical(scores[e] * scales[e]);
+    for (int e = 0; e < Scores::kKeys; ++e) {
+      own.of[e] = __fadd_rn(scores[e] * scales[e], 0.0f);  // no -0
+      own.live[e] = Scores::owner() && !absent && first + static_cast<int32_t>(Scores::key()) + 8 * e < end;
+    }
     return absent;
   }
 
@@ -406,7 +408,7 @@ const std::array<KernelEntry, kNumChoices> kEntries = [] {
 }();
 
 static_assert(kChoice<64, 2, 1>.words() >= 32768, "128 rows of 32K keys");
-static_assert(kChoice<64, 2, 2>.words() >= 32768, "the same of 64 requests");
+static_assert(kChoice<64, 2, 2>.words() >= 32768 && kChoice<32, 2, 4>.words() >= 32768, "the same of fewer requests");
 
 /// Of so many rows.
 int32_t tiles_of(const PlainDecode& plain, int64_t share, int64_t rows) {

@@ -88,6 +88,10 @@ struct QuickShared {
 /// Where entry i of the scores lies: threads side by side, of which each has 4 to 128 entries side by side, read vectors of
 /// 4 with few conflicts of banks.
 __device__ __forceinline__ uint32_t quick_place(uint32_t i) { return i ^ ((i >> 5 ^ i >> 7) & 7) << 2; }
+/// The same of a key of the unit-th unit, whose place in unit 0 is `own`.
+__device__ __forceinline__ uint32_t quick_place_of(uint32_t unit, uint32_t own) {
+  return unit * kTileKeys + (own ^ ((unit << 1 ^ unit >> 1) & 7) << 2);
+}
 __device__ __forceinline__ uint32_t key_of_kept(uint32_t bits) {
   return bits == kNotLiveScore ? kNotLive : key_of(__uint_as_float(bits));
 }

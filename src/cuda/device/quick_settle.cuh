@@ -321,7 +321,7 @@ class QuickSettler {
         const uint32_t i = entry(w, rest);
         job_.out[r_.row * job_.out_row + rank] = static_cast<int32_t>(global_of(job_.shard, position_of(r_, i)));
         if (job_.scores != nullptr)
-          job_.scores[r_.row * job_.scores_row + rank] = __uint_as_float(r_.scores[quick_place(i)]);
+          job_.scores[r_.row * job_.scores_row + rank] = canonical(__uint_as_float(r_.scores[quick_place(i)]));
       }
     }
   }
