@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//
+// What the four warpgroups of the quick decode kernel that score do: a tile's rows against the block's units, each warpgroup
+// with units of its own; scores to where the block keeps them, and to bins; then the cut is settled. A row alone takes all of
+// the block for that, rows of a tile two at a time.
+#pragma once
+#include "cuda/device/quick_lists.cuh"
+#include "cuda/device/quick_plan.cuh"
+
+namespace topkey::cuda {
+
+/// Of a block that scores kShare rows of a request at a time.
+template <int kHeads, int kStages, int kShare>
+struct QuickMemory {
+  static constexpr int kQueries =
+      kShare == 1 ? 2 : 1;  ///< tiles whose queries are there: the next one's come early, or not
+  static constexpr int kColumns = kShare * kHeads;  ///< of a product
+  uint8_t* codes;                                   ///< [groups][stages][64, 128]
+  uint8_t* q;                                       ///< [kQueries][kColumns, 128]; see column_of
+  float* weights;                                   ///< [kQueries][kColumns] halved; see weight_of_column
+  QuickShared* s;
+  uint32_t* bins;  ///< [tiles of the block: 1 or 2][kShare, kBins], then what is kept
+
+  __device__ __forceinline__ explicit QuickMemory(uint8_t* memory) : codes(align_tile(memory)) {
+    q = codes + kQuickGroups * kStages * kTileKeys * kCodePitch;
+    weights = reinterpret_cast<float*>(q + kQueries * kColumns * kCodePitch);
+    s = reinterpret_cast<QuickShared*>(weights + kQueries * kColumns);
+    bins = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(s) + kSharedBytesOfBlock);
+  }
+  static constexpr size_t kSharedBytesOfBlock = (sizeof(QuickShared) + 15) / 16 * 16;
+  static constexpr size_t kFixed = 1024 + kQuickGroups * kStages * kTileKeys * kCodePitch +
+                                   kQueries * kColumns * (kCodePitch + 4) + kSharedBytesOfBlock +
+                                   kShare * kBinsOf<kShare> * 4;
+};
+
+#ifdef TOPKEY_HAS_WGMMA
+template <int kHeads, int kStages, int kShare>
+class QuickScorer {
+ public:
+  using Memory = QuickMemory<kHeads, kStages, kShare>;
+  using Scores = OwnScores<kShare>;
+  static constexpr int kBins = kBinsOf<kShare>;
+  __device__ __forceinline__ QuickScorer(const QuickJob& job, const Memory& m)
+      : job_(job),
+        m_(m),
+        s_(*m.s),
+        group_(of_warp(threadIdx.x / 128)),
+        codes_(of_warp(operand_low(shared_address(m.codes))) + group_ * kStages * (kTileKeys * kCodePitch / 16)),
+        q_(of_warp(operand_low(shared_address(m.q)))) {}
+
+  /// The block's units of a turn.
+  __device__ __forceinline__ void run(uint32_t base_tile) {
+    base_tile_ = base_tile, two_ = s_.first_tile != s_.last_tile;
+    kept_ = m_.bins + (two_ ? 2 : 1) * (kShare * kBins), words_ = two_ ? job_.words - kShare * kBins : job_.words;
+    all_kept_ = (s_.last - s_.first) * kTileKeys <= min(words_ / kShare, static_cast<uint32_t>(kMostEntries));
+    uint32_t* kept = kept_;
+    if (Memory::kQueries == 2) begin_query(s_.first_tile, 0);
+#pragma unroll 1
+    for (uint32_t tile = s_.first_tile; tile <= s_.last_tile; ++tile) {
+      const QuickSegment g = segment_of(s_, tile);
+      const uint32_t slot = tile != s_.first_tile, turn = (tile - s_.first_tile) & (Memory::kQueries - 1);
+      uint32_t* bins = m_.bins + slot * (kShare * kBins);
+      for (uint32_t i = threadIdx.x; i < kShare * kBins / 4; i += kQuickThreads)
+        reinterpret_cast<uint4*>(bins)[i] = {0, 0, 0, 0};
+      if (Memory::kQueries == 1) begin_query(tile, 0);
+      end_query(turn);
+      if (Memory::kQueries == 2 && tile < s_.last_tile) begin_query(tile + 1, turn ^ 1);
+      if (g.first < g.last) {
+        const TileRows rows = rows_of_tile<kShare>(job_, base_tile_ + tile);
+        const QuickShare share = tile == s_.last_tile    ? s_.slots[1]
+                                 : tile == s_.first_tile ? s_.slots[0]
+                                                         : QuickShare{0, 1};
+        QuickRow r = begin_row(tile, g, kept);
+        r.row = rows.first + Scores::row(), r.index = share.index;
+        r.blocks = Scores::row() < rows.count ? share.blocks : 0;
+        kept += r.count * kShare;
+        if (threadIdx.x < kShare) s_.dead[slot][threadIdx.x] = 0;
+        score_units(tile, slot, r, turn, bins);
+        if (threadIdx.x < kShare) s_.rows[slot][threadIdx.x] = r;
+        sync_all();
+        if (share.blocks > 1) {
+          tell_bins<kShare>(job_, s_, rows, slot, bins);
+        } else {
+          settle<false>(slot, slot);
+        }
+      }
+      sync_all();
+    }
+    sync_all();
+    settle<true>(0, two_ ? 1 : 0);
+  }
+
+ private:
+  /// What all lanes of a warp have: the shuffle tells the compiler, so that it stays out of their registers.
+  __device__ __forceinline__ static uint32_t of_warp(uint32_t value) { return __shfl_sync(~0u, value, 0); }
+  __device__ __forceinline__ static void sync_all() { named_barrier(7, kQuickThreads); }
+
+  /// A tile's codes, weights and ends on their way.
+  __device__ __forceinline__ void begin_query(uint32_t tile, uint32_t turn) {
+    constexpr uint32_t kChunks = Memory::kColumns * 8;
+    const TileRows rows = rows_of_tile<kShare>(job_, base_tile_ + tile);
+    const uint32_t heads = static_cast<uint32_t>(job_.heads);
+    uint8_t* to = m_.q + turn * (Memory::kColumns * kCodePitch);
+#pragma unroll
+    for (uint32_t i = threadIdx.x; i < (kChunks + kQuickThreads - 1) / kQuickThreads * kQuickThreads;
+         i += kQuickThreads) {
+      const uint32_t row = i / (kHeads * 8), head = i / 8 % kHeads, chunk = i % 8;
+      if (kChunks % kQuickThreads != 0 && i >= kChunks) break;
+      const bool present = head < heads && row < rows.count;
+      const uint8_t* from =
+          job_.q + rows.first * job_.q_row + (present ? row * job_.q_row + head * job_.q_head + chunk * 16 : 0);
+      copy_16(shared_address(to + chunk_at(column_of<kShare>(row, head), chunk)), from, present ? 16 : 0);
+    }
+    commit_copies();
+    const uint32_t row = threadIdx.x / kHeads, head = threadIdx.x % kHeads;
+    weight_ = row < rows.count && head < heads ? __ldg(job_.weights + (rows.first + row) * job_.w_row + head) : 0.0f;
+    if (kShare > 1 && threadIdx.x < kShare)
+      end_ = threadIdx.x < rows.count ? end_of_row(job_, static_cast<int32_t>(rows.first + threadIdx.x)) : 0;
+  }
+  __device__ __forceinline__ void end_query(uint32_t turn) {
+    if (threadIdx.x < Memory::kColumns) {
+      const uint32_t column = column_of<kShare>(threadIdx.x / kHeads, threadIdx.x % kHeads);
+      m_.weights[turn * Memory::kColumns + weight_of_column(column)] = 0.5f * weight_;
+    }
+    if (kShare > 1 && threadIdx.x < kShare) s_.row_ends[threadIdx.x] = max(0, min(end_, job_.max_len));
+    wait_copies<0>();
+    fence_tensor_reads();
+    sync_all();
+  }
+
+  /// Of this lane's row of a tile what is known before it is scored.
+  __device__ __forceinline__ QuickRow begin_row(uint32_t tile, const QuickSegment& g, uint32_t* kept) {
+    QuickRow r;
+    r.end = kShare == 1 ? s_.ends[tile] : s_.row_ends[Scores::row()];
+    r.first = static_cast<int32_t>(g.first - s_.before[tile]) * kTileKeys;
+    r.count = (g.last - g.first) * kTileKeys, r.scores = kept + Scores::row() * r.count, r.positions = nullptr;
+    r.range = {0, 0};
+    return r;
+  }
+
+  /// Rows of these tiles that are shared with other blocks, or are not: one after the other, two side by side where rows
+  /// share a read. In the order of rows in all blocks, as those of a row wait for each other.
+  template <bool kShared>
+  __device__ __forceinline__ void settle(uint32_t first_slot, uint32_t last_slot) {
+    constexpr int kTeam = kTeamOf<kShare>;
+    const uint32_t team = threadIdx.x / kTeam;
+#pragma unroll 1
+    for (uint32_t i = first_slot * kShare + team; i < (last_slot + 1) * kShare; i += kQuickThreads / kTeam) {
+      const uint32_t slot = i / kShare, row = i % kShare;
+      const QuickRow r = s_.rows[slot][row];
+      if (kShared ? r.blocks <= 1 : r.blocks != 1) continue;  // 0: the tile has no such row
+      QuickSettler<kShared, kBins, kTeam>(job_, {s_.rooms[team], 8 + static_cast<int>(team)}, r, m_.bins + i * kBins)
+          .run(s_.dead[slot][row]);
+    }
+  }
+
+  /// This warpgroup's part of the sample, then of the units: scores to where the block keeps them and to bins.
+  __device__ __forceinline__ void score_units(uint32_t tile, uint32_t slot, QuickRow& r, uint32_t turn,
+                                              uint32_t* bins) {
+    const QuickSegment g{of_warp(segment_of(s_, tile).first), of_warp(segment_of(s_, tile).last)};
+    const uint32_t before = of_warp(s_.before[tile]);
+    uint32_t unit = of_warp(sample_unit(s_, tile, group_)), units_at_once = g.last - g.first;
+    uint32_t* scores = r.scores;
+    const uint32_t own_bins = shared_address(bins + Scores::row() * kBins);
+    Lists lists{};
+    if (kShare < kMostShare && !all_kept_) {
+      lists.words = words_ / (two_ ? 2 : 1) / kShare / 4 * 4, lists.memory = kept_ + slot * kShare * lists.words;
+      const QuickList list = lists.of(Scores::row());
+      scores = list.window, units_at_once = of_warp(list.window_size / kTileKeys);
+    }
+    uint32_t own_places[Scores::kKeys];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) own_places[e] = quick_place(Scores::key() + 8 * e);
+    Scores own;
+    score_unit(turn, static_cast<int32_t>(unit - before) * kTileKeys, r.end, own);
+    r.range = range_of_sample(s_, own, job_.topk, min(r.end, job_.window));
+    unit = g.first + group_;
+#pragma unroll 1
+    for (uint32_t begin = g.first; begin < g.last; begin += units_at_once) {
+      const uint32_t end = min(g.last, begin + units_at_once);
+#pragma unroll 1
+      for (; unit < end; unit += kQuickGroups) {
+        const int32_t first = static_cast<int32_t>(unit - before) * kTileKeys;
+        const bool absent = score_unit(turn, first, r.end, own);
+#pragma unroll
+        for (int e = 0; e < Scores::kKeys; ++e) {
+          const uint32_t place = quick_place_of(unit - begin, own_places[e]);
+          if (Scores::owner()) scores[place] = own.live[e] ? __float_as_uint(own.of[e]) : kNotLiveScore;
+          const int bin = min(r.range.bin(own.of[e]), kBins - 1);
+          add_one_if(own.live[e] && bin > 0, own_bins + bin * 4);
+        }
+        if (absent && threadIdx.x % 128 < kShare)
+          atomicAdd(&s_.dead[slot][threadIdx.x % 128], static_cast<uint32_t>(max(0, min(kTileKeys, r.end - first))));
+      }
+      if (kShare == kMostShare || all_kept_) return;
+      const QuickWindow window{(end - begin) * kTileKeys, static_cast<int32_t>(begin - before) * kTileKeys};
+#pragma unroll
+      for (int i = 0; kShare < kMostShare && i < kShare; ++i) {
+        const BinRange range{__shfl_sync(~0u, r.range.low, i), __shfl_sync(~0u, r.range.scale, i)};
+        lists.counts[i] = take_window(job_, s_, lists.of(i), range, window, bins + i * kBins);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const QuickList list = lists.of(i);
+      const uint32_t count = (list.count + 3) / 4 * 4;  // vectors of 4 are read
+      if (list.count + threadIdx.x < count) list.values[quick_place(list.count + threadIdx.x)] = kNotLiveScore;
+      if (Scores::row() == i) r.scores = list.values, r.positions = list.positions, r.count = count;
+    }
+  }
+
+  /// Of a tile's rows, where not all scores are kept.
+  struct Lists {
+    uint32_t* memory;
+    uint32_t words;  ///< of each
+    uint32_t counts[kShare];
+    __device__ __forceinline__ QuickList of(uint32_t row) const {
+      QuickList list = list_of(memory + row * words, words);
+#pragma unroll
+      for (uint32_t i = 0; i < kShare; ++i) {
+        if (i == row) list.count = counts[i];
+      }
+      return list;
+    }
+  };
+
+  /// This lane's scores of the warpgroup's next unit, whose keys stand from `first` on in a row that ends at `end`. Returns
+  /// whether the unit's page does not exist.
+  __device__ __forceinline__ bool score_unit(uint32_t turn, int32_t first, int32_t end, Scores& own) {
+    wait_at(&s_.full[group_][stage_], phase_);
+    constexpr int kColumns = Memory::kColumns;
+    float dots[kColumns / 2], sums[2][kShare], scores[kShare == 2 ? 1 : 2];
+    issue_dots_low<kColumns, 128>(dots, of_warp(codes_ + stage_ * (kTileKeys * kCodePitch / 16)),
+                                  q_ + turn * (kColumns * kCodePitch / 16));
+    float scales[Scores::kKeys];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) scales[e] = s_.scale[group_][stage_][Scores::key() + 8 * e];
+    const bool absent = s_.absent[group_][stage_] != 0;
+    wgmma_wait<0>();
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive_at(&s_.empty[group_][stage_]);
+    phase_ ^= stage_ == kStages - 1;
+    stage_ = stage_ == kStages - 1 ? 0 : stage_ + 1;
+    add_rows<kShare, kColumns>(dots, m_.weights + turn * kColumns, sums);
+    join_rows(sums, scores);
+    if (kShare == 1 && (threadIdx.x & 1) != 0) scores[0] = scores[1];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) {
+      own.of[e] = __fadd_rn(scores[e] * scales[e], 0.0f);  // no -0
+      own.live[e] = Scores::owner() && !absent && first + static_cast<int32_t>(Scores::key()) + 8 * e < end;
+    }
+    return absent;
+  }
+
+  const QuickJob& job_;
+  const Memory& m_;
+  QuickShared& s_;
+  const uint32_t group_, codes_, q_;  ///< of the warpgroup; its first stage and the queries as operands
+  uint32_t base_tile_ = 0;
+  bool two_ = false;  ///< tiles at least
+  uint32_t *kept_ = nullptr, words_ = 0;
+  uint32_t stage_ = 0, phase_ = 0;
+  float weight_ = 0.0f;
+  int32_t end_ = 0;
+  bool all_kept_;
+};
+
+#endif
+
+}  // namespace topkey::cuda
