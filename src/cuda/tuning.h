@@ -53,11 +53,6 @@ constexpr int kWideTiles = 3, kWideThreads = 384;
 constexpr int kWideTileRows = 12;
 constexpr uint32_t kWidePiece = kWideThreads / 32 * 16 * kWideTiles;
 
-/// Decode on Hopper (decode_quick_sm90.cu): sixteenths by which slices may be longer than equal ones, if blocks have keys of
-/// one tile of rows each then. A row of 128K keys among 63 of 1K to 4K 28 us in place of 37, 64 rows of 1K to 128K 82 in
-/// place of 100; where rows are equally long, slices end with them anyway.
-constexpr int kLongerSlices = 8;
-
 /// Prefill on Hopper (prefill_sm90.cu). Query rows from which it is taken, and winners up to which its lists suit.
 constexpr int64_t kPrefillRows = 257;
 constexpr int64_t kPrefillTopk = 2048;
