@@ -14,7 +14,6 @@ constexpr int kQuickThreads = 512, kQuickGroups = kQuickThreads / 128;  ///< of 
 constexpr int kQuickAll = kQuickThreads + 128;                          ///< and four warps that bring keys
 constexpr int kQuickStages = 3;                                         ///< units under way in a warpgroup
 constexpr int kQuickRows = 128, kQuickBins = kDecodeBins, kQuickCandidates = 256;
-constexpr int kQuickAllRows = 1024;  ///< of a launch, kQuickRows at most in a turn
 constexpr int kMostEntries = 32768;  ///< that a block has of a row
 /// Most rows of a request that share a read of its keys: a tile.
 constexpr int kMostShare = 4;
@@ -23,13 +22,13 @@ template <int kShare>
 constexpr int kBinsOf = kShare == kMostShare ? kQuickBins / 2 : kQuickBins;
 
 struct QuickJob : PlainDecode {
-  int32_t tiles, all_tiles, parts;  ///< of a turn, of all rows, of a request
-  uint32_t words;                   ///< 4 bytes each, for what a block keeps, and bins of a second tile
-  int32_t window;                   ///< keys of which the bins must hold the best topk
-  uint32_t* bins;                   ///< [rows, kQuickBins]
-  uint4* headers;                   ///< [rows] blocks that have arrived, once per step; keys that are not live
-  uint2* shares;                    ///< [rows, blocks] keys above the interval in question, and inside
-  uint64_t* candidates;             ///< [rows, kQuickCandidates] key of the order << 32 | ~position
+  int32_t tiles, parts;  ///< of all rows, of a request
+  uint32_t words;        ///< 4 bytes each, for what a block keeps, and bins of a second tile
+  int32_t window;        ///< keys of which the bins must hold the best topk
+  uint32_t* bins;        ///< [rows, kQuickBins]
+  uint4* headers;        ///< [rows] blocks that have arrived, once per step; keys that are not live
+  uint2* shares;         ///< [rows, blocks] keys above the interval in question, and inside
+  uint64_t* candidates;  ///< [rows, kQuickCandidates] key of the order << 32 | ~position
 };
 
 /// A tile's rows.
@@ -47,11 +46,6 @@ __device__ __forceinline__ TileRows rows_of_tile(const QuickJob& job, uint32_t t
 /// Threads that settle a row: half a block where rows share a read, so that two are settled side by side.
 template <int kShare>
 constexpr int kTeamOf = kShare == 1 ? kQuickThreads : kQuickThreads / 2;
-
-/// Tiles of the turn whose first tile is number `base`.
-__device__ __forceinline__ uint32_t tiles_of_turn(const QuickJob& job, uint32_t base) {
-  return min(static_cast<uint32_t>(job.tiles), static_cast<uint32_t>(job.all_tiles) - base);
-}
 
 /// What a block has of a row: all scores, or a list of those that may win, with their positions, which ascend.
 struct QuickRow {

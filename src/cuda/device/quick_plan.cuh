@@ -15,14 +15,14 @@ constexpr int kTilesOfLane = kQuickRows / 32;
 struct TileEnds {
   int32_t of[kTilesOfLane];
 };
-/// Of a lane's tiles of a turn, side by side; by one warp.
+/// Of a lane's tiles, side by side; by one warp.
 template <int kShare>
-__device__ __forceinline__ TileEnds read_ends(const QuickJob& job, uint32_t base) {
+__device__ __forceinline__ TileEnds read_ends(const QuickJob& job) {
   TileEnds ends;
 #pragma unroll
   for (int e = 0; e < kTilesOfLane; ++e) {
-    const uint32_t t = (threadIdx.x & 31) * kTilesOfLane + e;
-    const TileRows rows = t < tiles_of_turn(job, base) ? rows_of_tile<kShare>(job, base + t) : TileRows{0, 0};
+    const int t = static_cast<int>(threadIdx.x & 31) * kTilesOfLane + e;
+    const TileRows rows = t < job.tiles ? rows_of_tile<kShare>(job, t) : TileRows{0, 0};
     ends.of[e] = 0;
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
@@ -95,12 +95,11 @@ __device__ __forceinline__ void plan_equal_slice(QuickShared& s, const LaneTiles
   if ((threadIdx.x & 31) == 0) s.first = first, s.last = last;
 }
 
-/// By one warp. Blocks have at least a unit for each of their warpgroups, or none.
+/// By one warp. Blocks have at least a unit for each of their warpgroups. What a block without units has must be there
+/// before.
 template <int kShare>
 __device__ __forceinline__ void make_plan(const QuickJob& job, QuickShared& s, TileEnds ends) {
   const uint32_t lane = threadIdx.x & 31;
-  if (lane == 0) s.first_tile = 1, s.last_tile = 0, s.first = s.last = 0;
-  __syncwarp();
   LaneTiles t;
   uint32_t units = 0, longest = 0, tiles = 0;
 #pragma unroll
