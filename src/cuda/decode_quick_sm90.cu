@@ -235,17 +235,20 @@ class QuickScorer {
     uint32_t own_places[Scores::kKeys];
 #pragma unroll
     for (int e = 0; e < Scores::kKeys; ++e) own_places[e] = quick_place(Scores::key() + 8 * e);
-    Scores own;
-    score_unit(turn, static_cast<int32_t>(unit - before) * kTileKeys, r.end, own);
-    r.range = range_of_sample(s_, own, job_.topk, min(r.end, job_.window));
-    unit = g.first + group_;
+    bool sample = true;
 #pragma unroll 1
     for (uint32_t begin = g.first; begin < g.last; begin += units_at_once) {
       const uint32_t end = min(g.last, begin + units_at_once);
 #pragma unroll 1
-      for (; unit < end; unit += kQuickGroups) {
+      while (sample || unit < end) {
+        Scores own;
         const int32_t first = static_cast<int32_t>(unit - before) * kTileKeys;
         const bool absent = score_unit(turn, first, r.end, own);
+        if (sample) {
+          r.range = range_of_sample(s_, own, job_.topk, min(r.end, job_.window));
+          sample = false, unit = g.first + group_;
+          continue;
+        }
 #pragma unroll
         for (int e = 0; e < Scores::kKeys; ++e) {
           const uint32_t place = quick_place_of(unit - begin, own_places[e]);
@@ -255,6 +258,7 @@ class QuickScorer {
         }
         if (absent && threadIdx.x % 128 < kShare)
           atomicAdd(&s_.dead[slot][threadIdx.x % 128], static_cast<uint32_t>(max(0, min(kTileKeys, r.end - first))));
+        unit += kQuickGroups;
       }
       if (kShare == kMostShare || all_kept_) return;
       const QuickWindow window{(end - begin) * kTileKeys, static_cast<int32_t>(begin - before) * kTileKeys};
