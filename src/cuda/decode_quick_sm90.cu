@@ -1,33 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
 // Stage `search` for few query rows on Hopper in the form that engines call most (plain_decode.h). What decode_sm90.cu does,
-// in fewer instructions: such a call takes microseconds, and those that wait for one another can be seen in it. A block keeps all scores of its slice of the keys, or, where they do not fit, lists (device/quick_lists.cuh). The
-// launch is cooperative: blocks wait for each other, so all of them must run at once.
+// in fewer instructions: such a call takes microseconds, and those that wait for one another can be seen in it. Rows of a
+// request are scored side by side, as columns of one product (a tile), so that their keys are read once. A block keeps all
+// scores of its slice of the keys, or, where they do not fit, lists (device/quick_lists.cuh). The launch is cooperative:
+// blocks wait for each other, so all of them must run at once.
 #include <algorithm>
+#include <array>
 
 #include "cuda/check.h"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/quick_lists.cuh"
+#include "cuda/device/quick_plan.cuh"
 #include "cuda/plain_decode.h"
 #include "cuda/stages.h"
 
 namespace topkey::cuda {
 namespace {
 
-template <int kHeads, int kStages>
+/// Of a block that scores kShare rows of a request at a time.
+template <int kHeads, int kStages, int kShare>
 struct QuickMemory {
-  uint8_t* codes;  ///< [groups][stages][64, 128]
-  uint8_t* q;      ///< [2][kHeads, 128]
-  float* weights;  ///< [2][kHeads] halved
-  uint32_t* bins;  ///< [2][kQuickBins]
+  static constexpr int kQueries =
+      kShare == 1 ? 2 : 1;  ///< tiles whose queries are there: the next one's come early, or not
+  static constexpr int kColumns = kShare * kHeads;  ///< of a product
+  uint8_t* codes;                                   ///< [groups][stages][64, 128]
+  uint8_t* q;                                       ///< [kQueries][kColumns, 128]; see column_of
+  float* weights;                                   ///< [kQueries][kColumns] halved; see weight_of_column
   QuickShared* s;
-  uint32_t* scores;
+  uint32_t* bins;  ///< [tiles of the block: 1 or 2][kShare, kBins], then what is kept
+
+  __device__ __forceinline__ explicit QuickMemory(uint8_t* memory) : codes(align_tile(memory)) {
+    q = codes + kQuickGroups * kStages * kTileKeys * kCodePitch;
+    weights = reinterpret_cast<float*>(q + kQueries * kColumns * kCodePitch);
+    s = reinterpret_cast<QuickShared*>(weights + kQueries * kColumns);
+    bins = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(s) + kSharedBytesOfBlock);
+  }
+  static constexpr size_t kSharedBytesOfBlock = (sizeof(QuickShared) + 15) / 16 * 16;
+  static constexpr size_t kFixed = 1024 + kQuickGroups * kStages * kTileKeys * kCodePitch +
+                                   kQueries * kColumns * (kCodePitch + 4) + kSharedBytesOfBlock +
+                                   kShare * kBinsOf<kShare> * 4;
 };
-template <int kHeads, int kStages>
-constexpr size_t fixed_bytes() {
-  return 1024 + kQuickGroups * kStages * kTileKeys * kCodePitch + 2 * kHeads * (kCodePitch + 4) + 2 * kQuickBins * 4 +
-         (sizeof(QuickShared) + 15) / 16 * 16;
-}
 
 [[maybe_unused]] __device__ __forceinline__ void clear_exchange(const QuickJob& job) {
   uint4* bins = reinterpret_cast<uint4*>(job.bins);
@@ -37,93 +50,25 @@ constexpr size_t fixed_bytes() {
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x < job.rows) __stcg(job.headers + threadIdx.x, uint4{0, 0, 0, 0});
 }
 
-constexpr int kRowsOfLane = kQuickRows / 32;
-struct RowEnds {
-  int32_t of[kRowsOfLane];
-};
-/// Of a lane's rows, side by side; by one warp.
-[[maybe_unused]] __device__ __forceinline__ RowEnds read_ends(const QuickJob& job) {
-  RowEnds ends;
-#pragma unroll
-  for (int e = 0; e < kRowsOfLane; ++e) {
-    const int r = static_cast<int>(threadIdx.x & 31) * kRowsOfLane + e;
-    ends.of[e] = r < job.rows ? end_of_row(job, r) : 0;
-  }
-  return ends;
-}
-/// Rows to units of 64 keys, and this block's slice of them. Blocks have at least a unit for each of their warpgroups; rows
-/// that are equally long are cut where they end.
-[[maybe_unused]] __device__ __forceinline__ void make_plan(const QuickJob& job, QuickShared& s, RowEnds ends) {
-  const uint32_t lane = threadIdx.x & 31, b = blockIdx.x;
-  uint32_t own[kRowsOfLane], units = 0, longest = 0;
-#pragma unroll
-  for (int e = 0; e < kRowsOfLane; ++e) {
-    ends.of[e] = max(0, min(ends.of[e], job.max_len));
-    own[e] = ends.of[e] <= job.whole ? 0 : static_cast<uint32_t>(ends.of[e] + kTileKeys - 1) / kTileKeys;
-    units += own[e], longest = max(longest, own[e]);
-  }
-  longest = __reduce_max_sync(~0u, longest);
-  bool equal = true;
-#pragma unroll
-  for (int e = 0; e < kRowsOfLane; ++e) equal = equal && (own[e] == 0 || own[e] == longest);
-  equal = __all_sync(~0u, equal);
-  const uint32_t up = sum_lanes_up(units), total = __shfl_sync(~0u, up, 31);
-  uint32_t working = min(max(total / kQuickGroups, 1u), gridDim.x);
-  if (equal && total != 0) {
-    const uint32_t rows = total / longest;
-    if (rows <= gridDim.x) working = min(gridDim.x / rows, max(longest / kQuickGroups, 1u)) * rows;
-  }
-  const uint32_t first = b < working ? total * b / working : 0, last = b < working ? total * (b + 1) / working : 0;
-  uint32_t before = up - units;
-#pragma unroll
-  for (int e = 0; e < kRowsOfLane; ++e) {
-    const uint32_t r = lane * kRowsOfLane + e;
-    s.ends[r] = ends.of[e], s.before[r] = before;
-    const bool begins = before <= first && first < before + own[e], closes = before < last && last <= before + own[e];
-    if (begins || closes) {
-      // Block of unit u: (u + 1) * working - 1, divided by total.
-      const uint32_t low = ((before + 1) * working - 1) / total, high = ((before + own[e]) * working - 1) / total;
-      if (begins) s.first_row = r, s.slots[0] = {b - low, high - low + 1};
-      if (closes) s.last_row = r, s.slots[1] = {b - low, high - low + 1};
-    }
-    before += own[e];
-  }
-  if (lane == 0) s.first = first, s.last = last;
-  if (lane == 31) s.before[kQuickRows] = total;
-}
-
-/// A block's units of one row.
-struct QuickSegment {
-  uint32_t first, last;  ///< of the whole launch
-};
-__device__ __forceinline__ QuickSegment segment_of(const QuickShared& s, uint32_t row) {
-  return {max(s.before[row], s.first), min(s.before[row + 1], s.last)};
-}
-/// Of a row's sample: a unit a warpgroup, spread over the row, the same for all blocks.
-__device__ __forceinline__ uint32_t sample_unit(const QuickShared& s, uint32_t row, uint32_t group) {
-  const uint32_t first = s.before[row], units = s.before[row + 1] - first;
-  return first + units * (2 * group + 1) / (2 * kQuickGroups);
-}
-
 /// A warp that asks for one warpgroup's keys: each lane finds the page of one of the next units, then they ask in turn.
-template <int kHeads, int kStages>
+template <int kHeads, int kStages, int kShare>
 __device__ __forceinline__ void bring_keys(const QuickJob& job, const KeyBoxes& boxes,
-                                           const QuickMemory<kHeads, kStages>& m) {
+                                           const QuickMemory<kHeads, kStages, kShare>& m) {
   QuickShared& s = *m.s;
   const uint32_t lane = threadIdx.x & 31, group = threadIdx.x / 32 - kQuickThreads / 32;
   uint8_t* codes = m.codes + group * (kStages * kTileKeys * kCodePitch);
   uint32_t stage = 0, turn = 1;
 #pragma unroll 1
-  for (uint32_t row = s.first_row; row <= s.last_row; ++row) {
-    const QuickSegment g = segment_of(s, row);
+  for (uint32_t tile = s.first_tile; tile <= s.last_tile; ++tile) {
+    const QuickSegment g = segment_of(s, tile);
     if (g.first >= g.last) continue;
     const uint32_t steps = 1 + (g.last - g.first + kQuickGroups - 1 - group) / kQuickGroups;
-    const int32_t* table = pages_of_row(job, static_cast<int32_t>(row));
+    const int32_t* table = pages_of_row(job, static_cast<int32_t>(rows_of_tile<kShare>(job, tile).first));
 #pragma unroll 1
     for (uint32_t base = 0; base < steps; base += 32) {
       const uint32_t step = base + lane;
-      const uint32_t unit = step == 0 ? sample_unit(s, row, group) : g.first + group + (step - 1) * kQuickGroups;
-      const uint32_t key = (unit - s.before[row]) * kTileKeys;
+      const uint32_t unit = step == 0 ? sample_unit(s, tile, group) : g.first + group + (step - 1) * kQuickGroups;
+      const uint32_t key = (unit - s.before[tile]) * kTileKeys;
       int32_t page = -1;
       if (step < steps) page = __ldg(table + (key >> job.page_shift));
       if (page >= job.num_pages) page = -1;
@@ -152,177 +97,277 @@ __device__ __forceinline__ void bring_keys(const QuickJob& job, const KeyBoxes& 
   }
 }
 
-template <int kHeads, int kStages, bool kPublish>
+/// kPublish: of one row at a time the best score of each block of keys is wanted, too.
+template <int kHeads, int kStages, int kShare, bool kPublish>
 class QuickScorer {
  public:
-  __device__ __forceinline__ QuickScorer(const QuickJob& job, const QuickMemory<kHeads, kStages>& m)
-      : job_(job), m_(m), s_(*m.s), group_(threadIdx.x / 128) {}
+  using Memory = QuickMemory<kHeads, kStages, kShare>;
+  using Scores = OwnScores<kShare>;
+  static constexpr int kBins = kBinsOf<kShare>;
+  __device__ __forceinline__ QuickScorer(const QuickJob& job, const Memory& m)
+      : job_(job),
+        m_(m),
+        s_(*m.s),
+        group_(of_warp(threadIdx.x / 128)),
+        codes_(of_warp(operand_low(shared_address(m.codes))) + group_ * kStages * (kTileKeys * kCodePitch / 16)),
+        q_(of_warp(operand_low(shared_address(m.q)))),
+        two_(m.s->first_tile != m.s->last_tile) {
+    const uint32_t bins = kShare * kBins;
+    kept_ = m.bins + (two_ ? 2 : 1) * bins, words_ = two_ ? job.words - bins : job.words;
+    all_kept_ = (s_.last - s_.first) * kTileKeys <= min(words_ / kShare, static_cast<uint32_t>(kMostEntries));
+  }
 
   __device__ __forceinline__ void run() {
-    uint32_t used = 0;
-    all_kept_ = (s_.last - s_.first) * kTileKeys <= job_.words;
-    begin_query(s_.first_row, 0);
+    uint32_t* kept = kept_;
+    if (Memory::kQueries == 2) begin_query(s_.first_tile, 0);
 #pragma unroll 1
-    for (uint32_t row = s_.first_row; row <= s_.last_row; ++row) {
-      const QuickSegment g = segment_of(s_, row);
-      const uint32_t slot = row != s_.first_row, turn = (row - s_.first_row) & 1;
-      uint32_t* bins = m_.bins + slot * kQuickBins;
-      if (threadIdx.x < kQuickBins / 4) reinterpret_cast<uint4*>(bins)[threadIdx.x] = {0, 0, 0, 0};
+    for (uint32_t tile = s_.first_tile; tile <= s_.last_tile; ++tile) {
+      const QuickSegment g = segment_of(s_, tile);
+      const uint32_t slot = tile != s_.first_tile, turn = (tile - s_.first_tile) & (Memory::kQueries - 1);
+      uint32_t* bins = m_.bins + slot * (kShare * kBins);
+      for (uint32_t i = threadIdx.x; i < kShare * kBins / 4; i += kQuickThreads)
+        reinterpret_cast<uint4*>(bins)[i] = {0, 0, 0, 0};
+      if (Memory::kQueries == 1) begin_query(tile, 0);
       end_query(turn);
-      if (row < s_.last_row) begin_query(row + 1, turn ^ 1);
+      if (Memory::kQueries == 2 && tile < s_.last_tile) begin_query(tile + 1, turn ^ 1);
       if (g.first < g.last) {
-        QuickRow r;
-        r.row = row, r.end = s_.ends[row];
-        r.first = static_cast<int32_t>(g.first - s_.before[row]) * kTileKeys;
-        r.count = (g.last - g.first) * kTileKeys, r.scores = m_.scores + used, r.positions = nullptr;
-        const QuickShare share = row == s_.last_row    ? s_.slots[1]
-                                 : row == s_.first_row ? s_.slots[0]
-                                                       : QuickShare{0, 1};
-        r.index = share.index, r.blocks = share.blocks;
-        used += r.count;
-        if (threadIdx.x == 0) s_.dead[slot] = 0;
-        score_units(g, slot, r, turn, bins);
+        const TileRows rows = rows_of_tile<kShare>(job_, tile);
+        const QuickShare share = tile == s_.last_tile    ? s_.slots[1]
+                                 : tile == s_.first_tile ? s_.slots[0]
+                                                         : QuickShare{0, 1};
+        QuickRow r = begin_row(tile, g, kept);
+        r.row = rows.first + Scores::row(), r.index = share.index;
+        r.blocks = Scores::row() < rows.count ? share.blocks : 0;
+        kept += r.count * kShare;
+        if (threadIdx.x < kShare) s_.dead[slot][threadIdx.x] = 0;
+        score_units(tile, slot, r, turn, bins);
+        if (threadIdx.x < kShare) s_.rows[slot][threadIdx.x] = r;
         sync_all();
-        if (threadIdx.x == 0) s_.rows[slot] = r;
-        if (r.blocks > 1) {
-          tell_bins(job_, s_, r, slot, bins);
-          continue;
+        if (share.blocks > 1) {
+          tell_bins<kShare>(job_, s_, rows, slot, bins);
+        } else {
+          settle<false>(slot, slot);
         }
-        if (threadIdx.x < kHalf) QuickSettler<false>(job_, Half{s_.rooms[0], 8}, r, bins).run(s_.dead[slot]);
       }
       sync_all();
     }
     sync_all();
-    const uint32_t half = threadIdx.x / kHalf;
-    // One row alone is its last.
-    if (half == 0 ? s_.first_row != s_.last_row && s_.slots[0].blocks > 1 : s_.slots[1].blocks > 1) {
-      const uint32_t slot = s_.first_row != s_.last_row ? half : 0;
-      const QuickRow r = s_.rows[slot];
-      QuickSettler<true>(job_, Half{s_.rooms[half], 8 + static_cast<int>(half)}, r, m_.bins + slot * kQuickBins).run(0);
-    }
+    settle<true>(0, two_ ? 1 : 0);
   }
 
  private:
+  /// What all lanes of a warp have: the shuffle tells the compiler, so that it stays out of their registers.
+  __device__ __forceinline__ static uint32_t of_warp(uint32_t value) { return __shfl_sync(~0u, value, 0); }
   __device__ __forceinline__ static void sync_all() { named_barrier(7, kQuickThreads); }
 
-  /// A row's codes and weights on their way to a buffer.
-  __device__ __forceinline__ void begin_query(uint32_t row, uint32_t turn) {
-    const uint32_t head = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    if (head < kHeads) {
-      const bool present = head < static_cast<uint32_t>(job_.heads);
-      const uint8_t* from = job_.q + row * job_.q_row + (present ? head * job_.q_head + chunk * 16 : 0);
-      copy_16(shared_address(m_.q + turn * (kHeads * kCodePitch) + chunk_at(head, chunk)), from, present ? 16 : 0);
+  /// A tile's codes, weights and ends on their way.
+  __device__ __forceinline__ void begin_query(uint32_t tile, uint32_t turn) {
+    constexpr uint32_t kChunks = Memory::kColumns * 8;
+    const TileRows rows = rows_of_tile<kShare>(job_, tile);
+    const uint32_t heads = static_cast<uint32_t>(job_.heads);
+    uint8_t* to = m_.q + turn * (Memory::kColumns * kCodePitch);
+#pragma unroll
+    for (uint32_t i = threadIdx.x; i < (kChunks + kQuickThreads - 1) / kQuickThreads * kQuickThreads;
+         i += kQuickThreads) {
+      const uint32_t row = i / (kHeads * 8), head = i / 8 % kHeads, chunk = i % 8;
+      if (kChunks % kQuickThreads != 0 && i >= kChunks) break;
+      const bool present = head < heads && row < rows.count;
+      const uint8_t* from =
+          job_.q + rows.first * job_.q_row + (present ? row * job_.q_row + head * job_.q_head + chunk * 16 : 0);
+      copy_16(shared_address(to + chunk_at(column_of<kShare>(row, head), chunk)), from, present ? 16 : 0);
     }
     commit_copies();
-    weight_ =
-        threadIdx.x < static_cast<uint32_t>(job_.heads) ? __ldg(job_.weights + row * job_.w_row + threadIdx.x) : 0.0f;
+    const uint32_t row = threadIdx.x / kHeads, head = threadIdx.x % kHeads;
+    weight_ = row < rows.count && head < heads ? __ldg(job_.weights + (rows.first + row) * job_.w_row + head) : 0.0f;
+    if (kShare > 1 && threadIdx.x < kShare)
+      end_ = threadIdx.x < rows.count ? end_of_row(job_, static_cast<int32_t>(rows.first + threadIdx.x)) : 0;
   }
   __device__ __forceinline__ void end_query(uint32_t turn) {
-    if (threadIdx.x < kHeads) m_.weights[turn * kHeads + threadIdx.x] = 0.5f * weight_;
+    if (threadIdx.x < Memory::kColumns) {
+      const uint32_t column = column_of<kShare>(threadIdx.x / kHeads, threadIdx.x % kHeads);
+      m_.weights[turn * Memory::kColumns + weight_of_column(column)] = 0.5f * weight_;
+    }
+    if (kShare > 1 && threadIdx.x < kShare) s_.row_ends[threadIdx.x] = max(0, min(end_, job_.max_len));
     wait_copies<0>();
     fence_tensor_reads();
     sync_all();
   }
 
-  /// This warpgroup's part of the sample, then of the units: scores to where the block keeps them and to bins.
-  __device__ __forceinline__ void score_units(const QuickSegment& g, uint32_t slot, QuickRow& r, uint32_t turn,
-                                              uint32_t* bins) {
-    const uint32_t own = own_key();
-    uint32_t unit = sample_unit(s_, r.row, group_), units_at_once = g.last - g.first;
-    uint32_t* scores = r.scores;
-    QuickList list{};
-    if (!all_kept_) {
-      const uint32_t words = s_.first_row == s_.last_row ? job_.words : job_.words / 2 / 4 * 4;
-      list = list_of(m_.scores + (slot == 0 ? 0 : words), words);
-      scores = list.window, units_at_once = list.window_size / kTileKeys;
-    }
-    bool sample = true;
+  /// Of this lane's row of a tile what is known before it is scored.
+  __device__ __forceinline__ QuickRow begin_row(uint32_t tile, const QuickSegment& g, uint32_t* kept) {
+    QuickRow r;
+    r.end = kShare == 1 ? s_.ends[tile] : s_.row_ends[Scores::row()];
+    r.first = static_cast<int32_t>(g.first - s_.before[tile]) * kTileKeys;
+    r.count = (g.last - g.first) * kTileKeys, r.scores = kept + Scores::row() * r.count, r.positions = nullptr;
     r.range = {0, 0};
+    return r;
+  }
+
+  /// Rows of these tiles that are shared with other blocks, or are not: one after the other, two side by side where rows
+  /// share a read. In the order of rows in all blocks, as those of a row wait for each other.
+  template <bool kShared>
+  __device__ __forceinline__ void settle(uint32_t first_slot, uint32_t last_slot) {
+    constexpr int kTeam = kTeamOf<kShare>;
+    const uint32_t team = threadIdx.x / kTeam;
+#pragma unroll 1
+    for (uint32_t i = first_slot * kShare + team; i < (last_slot + 1) * kShare; i += kQuickThreads / kTeam) {
+      const uint32_t slot = i / kShare, row = i % kShare;
+      const QuickRow r = s_.rows[slot][row];
+      if (kShared ? r.blocks <= 1 : r.blocks != 1) continue;  // 0: the tile has no such row
+      QuickSettler<kShared, kBins, kTeam>(job_, {s_.rooms[team], 8 + static_cast<int>(team)}, r, m_.bins + i * kBins)
+          .run(s_.dead[slot][row]);
+    }
+  }
+
+  /// This warpgroup's part of the sample, then of the units: scores to where the block keeps them and to bins.
+  __device__ __forceinline__ void score_units(uint32_t tile, uint32_t slot, QuickRow& r, uint32_t turn,
+                                              uint32_t* bins) {
+    const QuickSegment g{of_warp(segment_of(s_, tile).first), of_warp(segment_of(s_, tile).last)};
+    const uint32_t before = of_warp(s_.before[tile]);
+    uint32_t unit = of_warp(sample_unit(s_, tile, group_)), units_at_once = g.last - g.first;
+    uint32_t* scores = r.scores;
+    const uint32_t own_bins = shared_address(bins + Scores::row() * kBins);
+    Lists lists{};
+    if (kShare < kMostShare && !all_kept_) {
+      lists.words = words_ / (two_ ? 2 : 1) / kShare / 4 * 4, lists.memory = kept_ + slot * kShare * lists.words;
+      const QuickList list = lists.of(Scores::row());
+      scores = list.window, units_at_once = of_warp(list.window_size / kTileKeys);
+    }
+    uint32_t own_places[Scores::kKeys];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) own_places[e] = quick_place(Scores::key() + 8 * e);
+    bool sample = true;
 #pragma unroll 1
     for (uint32_t begin = g.first; begin < g.last; begin += units_at_once) {
       const uint32_t end = min(g.last, begin + units_at_once);
 #pragma unroll 1
       while (sample || unit < end) {
-        bool absent;
-        const float score = next_score(turn, &absent);
-        const int32_t first = static_cast<int32_t>(unit - s_.before[r.row]) * kTileKeys;
-        const bool live = !absent && first + static_cast<int32_t>(own) < r.end;
+        Scores own;
+        const int32_t first = static_cast<int32_t>(unit - before) * kTileKeys;
+        const bool absent = score_unit(turn, first, r.end, own);
         if (sample) {
-          r.range = range_of_sample(s_, owner() && live, score, job_.topk, min(r.end, job_.window));
+          r.range = range_of_sample(s_, own, job_.topk, min(r.end, job_.window));
           sample = false, unit = g.first + group_;
           continue;
         }
-        if (kPublish) publish(r.row, first + static_cast<int32_t>(own), live, score);
-        if (owner()) {
-          scores[quick_place((unit - begin) * kTileKeys + own)] = live ? __float_as_uint(score) : kNotLiveScore;
-          const int bin = r.range.bin(score);
-          if (live && bin > 0) atomicAdd(bins + bin, 1u);
+        if constexpr (kPublish) publish(r.row, first + static_cast<int32_t>(Scores::key()), own);
+#pragma unroll
+        for (int e = 0; e < Scores::kKeys; ++e) {
+          const uint32_t place = quick_place_of(unit - begin, own_places[e]);
+          if (Scores::owner()) scores[place] = own.live[e] ? __float_as_uint(own.of[e]) : kNotLiveScore;
+          const int bin = min(r.range.bin(own.of[e]), kBins - 1);
+          add_one_if(own.live[e] && bin > 0, own_bins + bin * 4);
         }
-        if (absent && threadIdx.x % 128 == 0)
-          atomicAdd(&s_.dead[slot], static_cast<uint32_t>(min(kTileKeys, r.end - first)));
+        if (absent && threadIdx.x % 128 < kShare)
+          atomicAdd(&s_.dead[slot][threadIdx.x % 128], static_cast<uint32_t>(max(0, min(kTileKeys, r.end - first))));
         unit += kQuickGroups;
       }
-      if (all_kept_) return;
-      const int32_t first = static_cast<int32_t>(begin - s_.before[r.row]) * kTileKeys;
-      list.count = take_window(job_, s_, list, r.range, {(end - begin) * kTileKeys, first}, bins);
+      if (kShare == kMostShare || all_kept_) return;
+      const QuickWindow window{(end - begin) * kTileKeys, static_cast<int32_t>(begin - before) * kTileKeys};
+#pragma unroll
+      for (int i = 0; kShare < kMostShare && i < kShare; ++i) {
+        const BinRange range{__shfl_sync(~0u, r.range.low, i), __shfl_sync(~0u, r.range.scale, i)};
+        lists.counts[i] = take_window(job_, s_, lists.of(i), range, window, bins + i * kBins);
+      }
     }
-    r.scores = list.values, r.positions = list.positions, r.count = (list.count + 3) / 4 * 4;  // vectors of 4 are read
-    if (list.count + threadIdx.x < r.count) list.values[quick_place(list.count + threadIdx.x)] = kNotLiveScore;
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const QuickList list = lists.of(i);
+      const uint32_t count = (list.count + 3) / 4 * 4;  // vectors of 4 are read
+      if (list.count + threadIdx.x < count) list.values[quick_place(list.count + threadIdx.x)] = kNotLiveScore;
+      if (Scores::row() == i) r.scores = list.values, r.positions = list.positions, r.count = count;
+    }
   }
 
-  __device__ __forceinline__ void publish(uint32_t row, int32_t position, bool live, float score) {
+  __device__ __forceinline__ void publish(uint32_t row, int32_t position, const Scores& own) {
+    static_assert(!kPublish || kShare == 1);
     const BlockMaxima& to = job_.maxima;
-    const uint32_t best = best_of_block(live, score, to.shift);
-    if (owner() && (position & ((1 << to.shift) - 1)) == 0)
+    const uint32_t best = best_of_block(own.live[0], own.of[0], to.shift);
+    if (Scores::owner() && (position & ((1 << to.shift) - 1)) == 0)
       to.values[row * to.step + (position >> to.shift)] = __uint_as_float(best);
   }
 
-  /// Which of a unit's keys is this lane's; two lanes have it, of which one owns it.
-  __device__ __forceinline__ static uint32_t own_key() {
-    const uint32_t thread = threadIdx.x % 128;
-    return thread / 32 * 16 + thread % 32 / 4 + 8 * (thread & 1);
-  }
-  __device__ __forceinline__ static bool owner() { return (threadIdx.x & 2) == 0; }
-  /// This lane's key of the warpgroup's next unit: its score, and whether the unit's page does not exist.
-  __device__ __forceinline__ float next_score(uint32_t turn, bool* absent) {
+  /// Of a tile's rows, where not all scores are kept.
+  struct Lists {
+    uint32_t* memory;
+    uint32_t words;  ///< of each
+    uint32_t counts[kShare];
+    __device__ __forceinline__ QuickList of(uint32_t row) const {
+      QuickList list = list_of(memory + row * words, words);
+#pragma unroll
+      for (uint32_t i = 0; i < kShare; ++i) {
+        if (i == row) list.count = counts[i];
+      }
+      return list;
+    }
+  };
+
+  /// This lane's scores of the warpgroup's next unit, whose keys stand from `first` on in a row that ends at `end`. Returns
+  /// whether the unit's page does not exist.
+  __device__ __forceinline__ bool score_unit(uint32_t turn, int32_t first, int32_t end, Scores& own) {
     wait_at(&s_.full[group_][stage_], phase_);
-    float dots[kHeads / 2], sums[2];
-    const uint8_t* codes = m_.codes + (group_ * kStages + stage_) * (kTileKeys * kCodePitch);
-    issue_dots<kHeads, 128>(dots, operand_at(shared_address(codes)),
-                            operand_at(shared_address(m_.q + turn * (kHeads * kCodePitch))));
-    const float scale = s_.scale[group_][stage_][own_key()];
-    *absent = s_.absent[group_][stage_] != 0;
+    constexpr int kColumns = Memory::kColumns;
+    float dots[kColumns / 2], sums[2][kShare], scores[kShare == 2 ? 1 : 2];
+    issue_dots_low<kColumns, 128>(dots, of_warp(codes_ + stage_ * (kTileKeys * kCodePitch / 16)),
+                                  q_ + turn * (kColumns * kCodePitch / 16));
+    float scales[Scores::kKeys];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) scales[e] = s_.scale[group_][stage_][Scores::key() + 8 * e];
+    const bool absent = s_.absent[group_][stage_] != 0;
     wgmma_wait<0>();
     __syncwarp();
     if ((threadIdx.x & 31) == 0) arrive_at(&s_.empty[group_][stage_]);
     phase_ ^= stage_ == kStages - 1;
     stage_ = stage_ == kStages - 1 ? 0 : stage_ + 1;
-    add_heads<kHeads>(dots, m_.weights + turn * kHeads, sums);
-    sums[0] = join_groups(sums[0]), sums[1] = join_groups(sums[1]);
-    return canonical(((threadIdx.x & 1) != 0 ? sums[1] : sums[0]) * scale);
+    add_rows<kShare, kColumns>(dots, m_.weights + turn * kColumns, sums);
+    join_rows(sums, scores);
+    if (kShare == 1 && (threadIdx.x & 1) != 0) scores[0] = scores[1];
+#pragma unroll
+    for (int e = 0; e < Scores::kKeys; ++e) {
+      own.of[e] = __fadd_rn(scores[e] * scales[e], 0.0f);  // no -0
+      own.live[e] = Scores::owner() && !absent && first + static_cast<int32_t>(Scores::key()) + 8 * e < end;
+    }
+    return absent;
   }
 
   const QuickJob& job_;
-  const QuickMemory<kHeads, kStages>& m_;
+  const Memory& m_;
   QuickShared& s_;
-  const uint32_t group_;
+  const uint32_t group_, codes_, q_;  ///< of the warpgroup; its first stage and the queries as operands
+  const bool two_;                    ///< tiles at least
+  uint32_t *kept_, words_;
   uint32_t stage_ = 0, phase_ = 0;
   float weight_ = 0.0f;
-  bool all_kept_ = true;
+  int32_t end_ = 0;
+  bool all_kept_;
 };
 
-template <int kHeads, int kStages, bool kPublish>
+/// Tiles without units: every live key of their rows is wanted, or there is none. By the warps that bring keys.
+template <int kShare>
+__device__ __forceinline__ void answer_unscored(const QuickJob& job, const QuickShared& s) {
+  const uint32_t warp = (threadIdx.x - kQuickThreads) / 32 * gridDim.x + blockIdx.x;
+#pragma unroll 1
+  for (uint32_t tile = warp; tile < static_cast<uint32_t>(job.tiles); tile += kQuickGroups * gridDim.x) {
+    if (s.before[tile] != s.before[tile + 1]) continue;
+    const TileRows rows = rows_of_tile<kShare>(job, tile);
+#pragma unroll 1
+    for (uint32_t row = rows.first; row < rows.first + rows.count; ++row) {
+      const int32_t end = kShare == 1 ? s.ends[tile] : min(end_of_row(job, row), job.max_len);
+      if (end > 0 && job.whole > 0) {
+        answer_whole_row(job, row, end, threadIdx.x & 31, 32);
+      } else {
+        fill_row(job, row, 0, threadIdx.x & 31, 32);
+      }
+    }
+  }
+}
+
+template <int kHeads, int kStages, int kShare, bool kPublish>
 __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_constant__ KeyBoxes boxes,
                                                              const __grid_constant__ QuickJob job) {
 #ifdef TOPKEY_HAS_WGMMA
   extern __shared__ uint8_t memory[];
-  QuickMemory<kHeads, kStages> m;
-  m.codes = align_tile(memory);
-  m.q = m.codes + kQuickGroups * kStages * kTileKeys * kCodePitch;
-  m.weights = reinterpret_cast<float*>(m.q + 2 * kHeads * kCodePitch);
-  m.bins = reinterpret_cast<uint32_t*>(m.weights + 2 * kHeads);
-  m.s = reinterpret_cast<QuickShared*>(m.bins + 2 * kQuickBins);
-  m.scores = reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(m.s) + (sizeof(QuickShared) + 15) / 16 * 16);
+  const QuickMemory<kHeads, kStages, kShare> m(memory);
   QuickShared& s = *m.s;
   if (threadIdx.x < kQuickGroups * kQuickStages) {
     init_barrier(&s.full[0][0] + threadIdx.x, 1), init_barrier(&s.empty[0][0] + threadIdx.x, 4);
@@ -330,29 +375,30 @@ __global__ __launch_bounds__(kQuickAll, 1) void decode_quick(const __grid_consta
   }
   if (threadIdx.x == kQuickThreads) {
     prefetch_map(&boxes);
-    s.first_row = 1, s.last_row = 0;
+    s.first_tile = 1, s.last_tile = 0, s.first = s.last = 0;
   }
   // Who picks from the maxima may be made ready, and waits for the end of this.
   if (kPublish) cudaTriggerProgrammaticLaunchCompletion();
   const bool plans = threadIdx.x / 32 == 1;  // not the warp that speaks for the block
-  RowEnds ends;
-  if (plans) ends = read_ends(job);
+  TileEnds ends;
+  if (plans) ends = read_ends<kShare>(job);
   clear_exchange(job);
   // All threads of all blocks meet once: behind the wait the exchange is clear. Meanwhile each makes its plan.
   GridMeeting cleared;
-  if (plans) make_plan(job, s, ends);
+  if (plans) make_plan<kShare>(job, s, ends);
   cleared.wait();
+  const bool brings = threadIdx.x >= kQuickThreads;
   if (s.first < s.last) {
-    if (threadIdx.x >= kQuickThreads) {
+    // Those that score need more registers than an equal share.
+    if (brings) {
+      give_registers<32>();
       bring_keys(job, boxes, m);
     } else {
-      QuickScorer<kHeads, kStages, kPublish>(job, m).run();
+      take_registers<112>();
+      QuickScorer<kHeads, kStages, kShare, kPublish>(job, m).run();
     }
   }
-  for (int32_t r = static_cast<int32_t>(blockIdx.x); r < job.rows; r += static_cast<int32_t>(gridDim.x)) {
-    if (s.ends[r] > 0 && s.ends[r] <= job.whole) answer_whole_row(job, r, s.ends[r], threadIdx.x, kQuickAll);
-    if (s.ends[r] == 0) fill_row(job, r, 0, threadIdx.x, kQuickAll);
-  }
+  if (brings) answer_unscored<kShare>(job, s);
 #endif
 }
 
@@ -360,43 +406,65 @@ constexpr size_t kSharedOfHopper = 227 * 1024;
 struct Choice {
   void (*kernel)(KeyBoxes, QuickJob);
   size_t fixed;
-  int64_t most() const {
-    return std::min<int64_t>(static_cast<int64_t>(kSharedOfHopper - fixed) / 4, kWords * 32 * kHalf);
-  }
+  int32_t heads, share;
+  bool publishes;
+  constexpr int64_t words() const { return static_cast<int64_t>(kSharedOfHopper - fixed) / 4 / 64 * 64; }
 };
-/// Two stages leave room for more scores.
-template <int kHeads, int kStages, bool kPublish>
-constexpr Choice choice_of() {
-  return {decode_quick<kHeads, kStages, kPublish>, fixed_bytes<kHeads, kStages>()};
+template <int kHeads, int kStages, int kShare, bool kPublish = false>
+constexpr Choice kChoice{decode_quick<kHeads, kStages, kShare, kPublish>, QuickMemory<kHeads, kStages, kShare>::kFixed,
+                         kHeads, kShare, kPublish};
+/// Better ones first; two stages leave room for more scores.
+constexpr Choice kChoices[] = {kChoice<32, 2, 4>,       kChoice<32, 2, 2>,       kChoice<32, 3, 1>,
+                               kChoice<32, 2, 1>,       kChoice<64, 2, 2>,       kChoice<64, 3, 1>,
+                               kChoice<64, 2, 1>,       kChoice<32, 3, 1, true>, kChoice<32, 2, 1, true>,
+                               kChoice<64, 3, 1, true>, kChoice<64, 2, 1, true>};
+constexpr int kNumChoices = sizeof(kChoices) / sizeof(Choice);
+const std::array<KernelEntry, kNumChoices> kEntries = [] {
+  std::array<KernelEntry, kNumChoices> entries{};
+  for (int i = 0; i < kNumChoices; ++i)
+    entries[i] = {reinterpret_cast<const void*>(kChoices[i].kernel), static_cast<int>(kSharedOfHopper)};
+  return entries;
+}();
+
+static_assert(kChoice<64, 2, 1>.words() >= 32768, "128 rows of 32K keys");
+static_assert(kChoice<64, 2, 2>.words() >= 32768 && kChoice<32, 2, 4>.words() >= 32768, "the same of fewer requests");
+
+/// Of so many rows.
+int32_t tiles_of(const PlainDecode& plain, int64_t share, int64_t rows) {
+  return static_cast<int32_t>(share == 1 ? rows : rows / plain.table_n * ((plain.table_n + share - 1) / share));
 }
-constexpr Choice kChoices[4][2] = {{choice_of<32, 3, false>(), choice_of<32, 2, false>()},
-                                   {choice_of<64, 3, false>(), choice_of<64, 2, false>()},
-                                   {choice_of<32, 3, true>(), choice_of<32, 2, true>()},
-                                   {choice_of<64, 3, true>(), choice_of<64, 2, true>()}};
-#define TOPKEY_ENTRY(i)                                                                        \
-  {reinterpret_cast<const void*>(kChoices[i][0].kernel), static_cast<int>(kSharedOfHopper)}, { \
-    reinterpret_cast<const void*>(kChoices[i][1].kernel), static_cast<int>(kSharedOfHopper)    \
+/// Whether a kernel suits a launch of so many rows; then what it is told. It keeps all scores, or lists of two tiles at a
+/// time, which must hold topk winners and in one bin more than are ranked.
+bool fit(const Choice& choice, const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job, bool lists) {
+  const int64_t share = choice.share, bins = share * (share == kMostShare ? kBinsOf<kMostShare> : kQuickBins);
+  job.parts = static_cast<int32_t>((plain.table_n + share - 1) / share);
+  job.tiles = tiles_of(plain, share, rows);
+  const int64_t units = job.tiles * ((int64_t{plain.max_len} + kTileKeys - 1) / kTileKeys);
+  // Slices of tiles that are cut where they end are longer; no slice need be shorter than two units a warpgroup.
+  const int64_t whole = job.tiles <= blocks ? blocks / job.tiles * job.tiles : blocks;
+  const int64_t keys = std::max<int64_t>((units + whole - 1) / whole, 2 * kQuickGroups) * kTileKeys;
+  // A block has a second tile only where slices are much shorter than that, or there are more tiles than blocks.
+  const int64_t words = keys * share, least = words + (job.tiles <= blocks ? 0 : bins);
+  const bool all = least <= choice.words() && keys <= kMostEntries;
+  job.words = static_cast<uint32_t>(all ? std::min(words + bins, choice.words()) : choice.words());
+  const QuickList list = list_of(nullptr, static_cast<uint32_t>((job.words - bins) / 2 / share / 4 * 4));
+  job.window = all ? INT32_MAX : static_cast<int32_t>(list.window_size);
+  return all || (lists && list.capacity >= static_cast<uint32_t>(plain.topk) + kQuickCandidates + 64);
+}
+/// Null: none suits. One that keeps all scores comes before lists, but a read that rows share before that.
+const Choice* choose(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job) {
+  const int32_t heads = plain.heads <= 32 ? 32 : 64;
+  const bool publishes = job.maxima.values != nullptr;
+  for (const int32_t share : {kMostShare, 2, 1}) {
+    if (share > 1 && (plain.table_n <= share / 2 || plain.rows % plain.table_n != 0)) continue;
+    for (const bool lists : {false, true}) {
+      if (lists && share == kMostShare) continue;
+      for (const Choice& c : kChoices) {
+        if (c.heads == heads && c.share == share && c.publishes == publishes && fit(c, plain, rows, blocks, job, lists)) return &c;
+      }
+    }
   }
-const KernelEntry kEntries[] = {TOPKEY_ENTRY(0), TOPKEY_ENTRY(1), TOPKEY_ENTRY(2), TOPKEY_ENTRY(3)};
-
-static_assert(fixed_bytes<64, 2>() + 32768 * 4 <= kSharedOfHopper, "128 rows of 32K keys");
-
-/// The kernel for so many rows at once, and what it keeps: all scores, or lists of two rows at a time, which must hold topk
-/// winners and in one bin more than are ranked. Null: neither fits.
-const Choice* fit(const PlainDecode& plain, int64_t rows, int64_t blocks, QuickJob& job) {
-  const int64_t units = rows * ((int64_t{plain.max_len} + kTileKeys - 1) / kTileKeys);
-  if (units >= int64_t{1} << 24) return nullptr;
-  // Slices of rows that are cut where they end are longer; no slice need be shorter than two units a warpgroup.
-  const int64_t whole = rows <= blocks ? blocks / rows * rows : blocks;
-  const int64_t entries = std::max<int64_t>((units + whole - 1) / whole, 2 * kQuickGroups) * kTileKeys;
-  const Choice* choice = kChoices[(plain.heads <= 32 ? 0 : 1) + (job.maxima.values != nullptr ? 2 : 0)];
-  if (entries > choice->most() && entries <= choice[1].most()) ++choice;
-  const bool lists = entries > choice->most();
-  job.words = static_cast<uint32_t>(std::min(entries, choice->most() / 64 * 64));
-  const QuickList list = list_of(nullptr, job.words / 2 / 4 * 4);
-  job.window = lists ? static_cast<int32_t>(list.window_size) : INT32_MAX;
-  const bool suits = list.capacity >= static_cast<uint32_t>(plain.topk) + kQuickCandidates + 64;
-  return lists && !suits ? nullptr : choice;
+  return nullptr;
 }
 
 }  // namespace
@@ -406,7 +474,7 @@ size_t plain_decode_bytes(int64_t rows) {
   return static_cast<size_t>(std::min<int64_t>(rows, kQuickRows)) * kEach;
 }
 
-KernelList decode_quick_kernels() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+KernelList decode_quick_kernels() { return {kEntries.data(), kNumChoices}; }
 
 bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* workspace, const Launch& launch,
                     const BlockMaxima& maxima) {
@@ -416,7 +484,8 @@ bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* works
   const int64_t blocks = std::min<int64_t>(launch.sms(), kMaxBlocks);
   QuickJob job{};
   job.maxima = maxima;
-  const Choice* choice = fit(plain, rows, blocks, job);
+  if (int64_t{rows} * ((int64_t{plain.max_len} + kTileKeys - 1) / kTileKeys) >= int64_t{1} << 24) return false;
+  const Choice* choice = choose(plain, rows, blocks, job);
   if (choice == nullptr) return false;
   job.bins = static_cast<uint32_t*>(workspace);
   job.candidates = reinterpret_cast<uint64_t*>(job.bins + rows * kQuickBins);
@@ -424,6 +493,7 @@ bool decode_quickly(const PlainDecode& plain, const KeyBoxes& boxes, void* works
   job.headers = reinterpret_cast<uint4*>(job.shares + rows * kMaxBlocks);
   for (int32_t row = 0; row < plain.rows; row += rows) {
     static_cast<PlainDecode&>(job) = rows_of(plain, row, std::min(rows, plain.rows - row));
+    job.tiles = tiles_of(plain, choice->share, job.rows);
     if (maxima.values != nullptr) job.maxima.values = maxima.values + row * maxima.step;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(kQuickAll);

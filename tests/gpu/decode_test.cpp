@@ -260,11 +260,11 @@ TEST_P(Decode, FewSms) {
 TEST_P(Decode, SeveralRowsOfARequest) {
   Tally tally("decode, several rows of a request");
   uint64_t seed = 400;
-  for (const int32_t next_n : {2, 3, 4, 8}) {
+  for (int32_t next_n = 1; next_n <= 8; ++next_n) {
     for (const int64_t requests : {1, 5, 16, 48}) {
       for (const bool of_requests : {false, true}) {
         DecodeCase c;
-        c.rows = requests * next_n, c.next_n = next_n, c.of_requests = of_requests, c.topk = 512;
+        c.rows = requests * next_n, c.next_n = next_n, c.of_requests = of_requests && next_n > 1, c.topk = 512;
         c.context = requests == 16  ? 3000
                     : requests < 16 ? 20000
                                     : 9000,
@@ -273,6 +273,54 @@ TEST_P(Decode, SeveralRowsOfARequest) {
         if (seed % 3 == 0) c.holes = Holes::some;
         c.scored = seed % 4 == 1;
         c.length_form = c.padded = !of_requests && requests != 1;
+        expect(c, tally);
+      }
+    }
+  }
+}
+
+/// Rows of a request that end anywhere, of every pattern: long enough for the kernel whose rows share a read.
+TEST_P(Decode, RowsThatShareARead) {
+  Tally tally("decode, rows that share a read");
+  uint64_t seed = 500;
+  for (int32_t scales = 0; scales < kNumScales; ++scales) {
+    for (const Lengths lengths : {Lengths::equal, Lengths::ragged, Lengths::edges, Lengths::one_long}) {
+      DecodeCase c;
+      c.next_n = static_cast<int32_t>(2 + seed % 4), c.rows = c.next_n * (seed % 3 == 0 ? 1 : 9), c.scales = scales;
+      c.context = 12000, c.lengths = lengths, c.of_requests = lengths == Lengths::equal;
+      c.heads = seed % 2 == 0 ? 64 : 32, c.topk = seed % 5 == 0 ? 512 : 2048, c.scored = seed % 7 == 0;
+      c.holes = seed % 6 == 0 ? Holes::some : Holes::none, c.seed = seed++;
+      expect(c, tally);
+    }
+  }
+}
+/// The same where a block cannot keep all scores.
+TEST_P(Decode, RowsThatShareAReadOfMoreThanABlockKeeps) {
+  Tally tally("decode, rows that share a read of more than a block keeps");
+  uint64_t seed = 600;
+  for (const Pattern pattern : {Pattern::normal, Pattern::ascending, Pattern::descending, Pattern::relu_plateau,
+                                Pattern::ties_at_cut, Pattern::all_equal, Pattern::nans}) {
+    for (const Lengths lengths : {Lengths::equal, Lengths::ragged, Lengths::one_long}) {
+      DecodeCase c;
+      c.next_n = seed % 3 == 0 ? 4 : 2, c.rows = c.next_n * 3, c.context = 40000, c.max_sms = seed % 2 == 0 ? 2 : 3;
+      c.scales = static_cast<int32_t>(pattern), c.lengths = lengths, c.heads = seed % 2 == 0 ? 32 : 64;
+      c.topk = seed % 4 == 0 ? 512 : 2048, c.holes = seed % 5 == 0 ? Holes::some : Holes::none, c.seed = seed++;
+      expect(c, tally);
+    }
+  }
+}
+
+/// Slices that end with their row, or not: lengths that differ a little, much, or leave blocks without keys.
+TEST_P(Decode, RaggedRows) {
+  Tally tally("decode, ragged rows");
+  uint64_t seed = 700;
+  for (const Lengths lengths : {Lengths::ragged, Lengths::one_long, Lengths::edges}) {
+    for (const int64_t rows : {2, 31, 64, 128}) {
+      for (const int32_t sms : {0, 40}) {
+        DecodeCase c;
+        c.rows = rows, c.context = rows == 2 ? 150000 : 30000, c.lengths = lengths, c.max_sms = sms;
+        c.next_n = seed % 3 == 0 && rows % 2 == 0 ? 2 : 0, c.topk = seed % 2 == 0 ? 2048 : 512;
+        c.codes = Codes::normal, c.heads = kHeads[seed % 5], c.scored = seed % 4 == 0, c.seed = seed++;
         expect(c, tally);
       }
     }

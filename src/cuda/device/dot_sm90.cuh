@@ -82,6 +82,54 @@ __device__ __forceinline__ void add_heads(const float (&dots)[kColumns / 2], con
     sums[0] = add_head(dots[4 * j + 1], w.y, sums[0]), sums[1] = add_head(dots[4 * j + 3], w.y, sums[1]);
   }
 }
+
+/// kRows query rows (1, 2, 4) on the same keys, columns as column_of has them: adds this lane's groups s of its row, for
+/// its keys g and g + 8. half_weights: of all columns, as weight_of_column has them, 16-byte aligned.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void add_rows(const float (&dots)[kColumns / 2], const float* half_weights,
+                                         float (&sums)[2][kRows]) {
+  const float4* own = reinterpret_cast<const float4*>(half_weights) + (threadIdx.x & 3);
+#pragma unroll
+  for (int s = 0; s < kRows; ++s) sums[0][s] = sums[1][s] = 0.0f;
+#pragma unroll
+  for (int jj = 0; jj < kColumns / 16; ++jj) {
+    const float4 w = own[4 * jj];
+#pragma unroll
+    for (int j = 2 * jj; j < 2 * jj + 2; ++j) {
+      float &a = sums[0][j % kRows], &b = sums[1][j % kRows];
+      const float x = j % 2 == 0 ? w.x : w.z, y = j % 2 == 0 ? w.y : w.w;
+      a = add_head(dots[4 * j], x, a), b = add_head(dots[4 * j + 2], x, b);
+      a = add_head(dots[4 * j + 1], y, a), b = add_head(dots[4 * j + 3], y, b);
+    }
+  }
+}
 #endif
+
+/// Where a head of one of kRows query rows stands among the columns of a product, so that lane c of four has all columns
+/// of row c % kRows, and of it groups c / kRows * kRows + {0 to kRows - 1}, heads ascending.
+template <int kRows>
+__device__ __forceinline__ uint32_t column_of(uint32_t row, uint32_t head) {
+  const uint32_t group = head % 8 / 2, lane = group / kRows * kRows + row;
+  return 8 * (kRows * (head / 8) + group % kRows) + 2 * lane + head % 2;
+}
+/// Of a column's weight: a lane reads those of two times two columns at once.
+__device__ __forceinline__ uint32_t weight_of_column(uint32_t column) {
+  const uint32_t j = column / 8, lane = column % 8 / 2;
+  return (j / 2 * 4 + lane) * 4 + j % 2 * 2 + column % 2;
+}
+/// Sums of add_rows to those of the tree, of kRows = 1: both keys, in each lane of four; 2: key g in lanes 0 and 1, g + 8 in
+/// the others; 4: both keys.
+__device__ __forceinline__ void join_rows(const float (&sums)[2][1], float (&scores)[2]) {
+  scores[0] = join_groups(sums[0][0]), scores[1] = join_groups(sums[1][0]);
+}
+__device__ __forceinline__ void join_rows(const float (&sums)[2][2], float (&scores)[1]) {
+  const float first = sums[0][0] + sums[0][1], second = sums[1][0] + sums[1][1];
+  const bool upper = (threadIdx.x & 2) != 0;
+  scores[0] = (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 2);
+}
+__device__ __forceinline__ void join_rows(const float (&sums)[2][4], float (&scores)[2]) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) scores[e] = (sums[e][0] + sums[e][1]) + (sums[e][2] + sums[e][3]);
+}
 
 }  // namespace topkey::cuda

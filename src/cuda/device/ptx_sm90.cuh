@@ -118,6 +118,12 @@ __device__ __forceinline__ int32_t load_shared_int(uint32_t address) {
 __device__ __forceinline__ void add_one(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
+/// The same if `present`: without a branch.
+__device__ __forceinline__ void add_one_if(bool present, uint32_t address) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p red.shared.add.u32 [%1], 1; }" ::"r"(present ? 1 : 0),
+               "r"(address)
+               : "memory");
+}
 /// Sets bits of a word of shared memory, if `present`: without a branch.
 __device__ __forceinline__ void set_bits_if(bool present, uint32_t address, uint32_t bits) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p red.shared.or.b32 [%1], %2; }" ::"r"(present ? 1 : 0),

@@ -147,15 +147,13 @@ inline __device__ __noinline__ uint32_t take_window(const QuickJob& job, QuickSh
                                                     QuickWindow window, const uint32_t* bins) {
   named_barrier(7, kQuickThreads);
   const uint32_t k = static_cast<uint32_t>(job.topk);
-  if (threadIdx.x < kHalf) {
-    const uint32_t counted = find_bin<false>(Half{s.rooms[0], 8}, bins, nullptr, k);
-    if (threadIdx.x == 0) s.rooms[0].number = counted < k ? 0 : s.rooms[0].bin;
-  }
+  const uint32_t counted = find_bin<false, kQuickBins>(Team<kQuickThreads>{s.rooms[0], 7}, bins, nullptr, k);
+  if (threadIdx.x == 0) s.rooms[0].number = counted < k ? 0 : s.rooms[0].bin;
   named_barrier(7, kQuickThreads);
   const uint32_t bin = s.rooms[0].number, span = list.window_size / kQuickThreads, begin = threadIdx.x * span;
   const uint32_t own = begin < window.count ? min(span, window.count - begin) : 0;
   const QuickMarks marks = bin == 0 ? mark_by_keys(list.window, kNanKey, ~0u, begin, own)
-                                    : mark_by_bin(list.window, range, static_cast<float>(bin), begin, own);
+                                    : mark_by_bin<kQuickBins>(list.window, range, static_cast<float>(bin), begin, own);
   uint32_t stay = marks.above | marks.inside;
   const uint2 scanned = scan_all(s, __popc(stay));
   if (list.count + scanned.y > list.capacity) {

@@ -5,8 +5,10 @@
 // of the k-th key; (2) all have told how many keys they have above it and which inside. Then each ranks the keys inside for
 // itself and writes its own winners, ascending, behind those of the blocks before it. A bin of too many keys takes further
 // rounds of finer bins; one key of the order with too many equals is shared out in position order. Half a block settles a
-// row, so that its first and its last row are settled side by side.
+// row where rows share a read of the keys, two side by side; else all of it.
 #pragma once
+#include <type_traits>
+
 #include "cuda/device/quick_job.cuh"
 
 namespace topkey::cuda {
@@ -42,18 +44,27 @@ struct QuickCut {
 
 /// The bin that holds the k-th best of what the bins hold: room.bin, bin_above, bin_inside, behind a barrier. Returns what
 /// all bins hold, but for bin 0 if `linear`.
-template <bool kShared>
-__device__ __forceinline__ uint32_t find_bin(const Half& h, const uint32_t* own, const uint32_t* of_row, uint32_t k) {
-  const uint32_t first = kQuickBins - 4 * (h.thread() + 1);  // thread 0: the highest
-  const uint4 four =
-      kShared ? __ldcg(reinterpret_cast<const uint4*>(of_row + first)) : *reinterpret_cast<const uint4*>(own + first);
-  uint32_t total;
-  uint32_t above = h.scan(four.x + four.y + four.z + four.w, &total);
-  const uint32_t each[4] = {four.w, four.z, four.y, four.x};
+template <bool kShared, int kBins, int kThreads>
+__device__ __forceinline__ uint32_t find_bin(const Team<kThreads>& h, const uint32_t* own, const uint32_t* of_row,
+                                             uint32_t k) {
+  constexpr int kOwn = kBins / kThreads;
+  using Vector = std::conditional_t<kOwn == 4, uint4, uint2>;
+  static_assert(sizeof(Vector) == kOwn * 4);
+  const uint32_t first = kBins - kOwn * (h.thread() + 1);  // thread 0: the highest
+  union {
+    Vector vector;
+    uint32_t each[kOwn];
+  };
+  vector =
+      kShared ? __ldcg(reinterpret_cast<const Vector*>(of_row + first)) : *reinterpret_cast<const Vector*>(own + first);
+  uint32_t total, sum = 0;
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
+  for (int b = 0; b < kOwn; ++b) sum += each[b];
+  uint32_t above = h.scan(sum, &total);
+#pragma unroll
+  for (int b = kOwn - 1; b >= 0; --b) {
     if (above < k && k <= above + each[b])
-      h.room.bin = first + 3 - b, h.room.bin_above = above, h.room.bin_inside = each[b];
+      h.room.bin = first + b, h.room.bin_above = above, h.room.bin_inside = each[b];
     above += each[b];
   }
   h.sync();
@@ -64,10 +75,10 @@ __device__ __forceinline__ uint32_t find_bin(const Half& h, const uint32_t* own,
 struct QuickBin {
   uint32_t bin, above, inside;
 };
-template <bool kShared>
+template <bool kShared, int kBins, int kThreads>
 __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, QuickRow r, uint32_t* bins, int barrier,
                                         QuickBin from) {
-  const Half h{room, barrier};
+  const Team<kThreads> h{room, barrier};
   uint32_t* of_row = job.bins + r.row * kQuickBins;
   uint32_t steps = 1;
   const auto meet = [&] {
@@ -80,28 +91,30 @@ __device__ __noinline__ QuickCut narrow(const QuickJob& job, QuickRoom& room, Qu
   QuickCut cut{0.0f, 0, 0, true, false, false, from.inside, k - from.above, k, 0};
   if (h.warp() < 2) {
     const uint32_t edge = first_key_of_bin(r.range, static_cast<int>(from.bin + h.warp()));
-    if (h.lane() == 0) room.edges[h.warp()] = h.warp() == 1 && from.bin == kQuickBins - 1 ? kPastInfinity : edge;
+    if (h.lane() == 0) room.edges[h.warp()] = h.warp() == 1 && from.bin == kBins - 1 ? kPastInfinity : edge;
   }
   h.sync();
   cut.low = room.edges[0], cut.high = room.edges[1] - 1;
   // Where all scores are equal, bins are so narrow that one holds a single number: a round would say no more.
   bool open = cut.inside <= kQuickCandidates || cut.low < cut.high;
   while (open) {
-    const int shift = max(0, 22 - __clz(static_cast<int>(cut.high - cut.low)));  // width >> shift < kQuickBins
+    // Width >> shift < kBins.
+    const int shift = max(0, (kBins == 1024 ? 22 : 23) - __clz(static_cast<int>(cut.high - cut.low)));
+    static_assert(kBins == 1024 || kBins == 512);
     meet();  // nobody reads the bins of the round before any more
-    for (uint32_t b = h.thread(); b < kQuickBins; b += kHalf) {
+    for (uint32_t b = h.thread(); b < kBins; b += kThreads) {
       bins[b] = 0;
       if (kShared && r.index == 0) __stcg(of_row + b, 0u);
     }
     meet();
-    for (uint32_t i = h.thread(); i < r.count; i += kHalf) {
+    for (uint32_t i = h.thread(); i < r.count; i += kThreads) {
       const uint32_t key = key_of_kept(r.scores[quick_place(i)]);
       if (key >= cut.low && key <= cut.high) atomicAdd(bins + ((key - cut.low) >> shift), 1u);
     }
     h.sync();
-    for (uint32_t b = h.thread(); kShared && b < kQuickBins; b += kHalf) add_bin(bins, of_row, b);
+    for (uint32_t b = h.thread(); kShared && b < kBins; b += kThreads) add_bin(bins + b, of_row + b);
     meet();
-    find_bin<kShared>(h, bins, of_row, cut.need);
+    find_bin<kShared, kBins>(h, bins, of_row, cut.need);
     cut.low += room.bin << shift, cut.high = min(cut.high, cut.low + ((1u << shift) - 1));
     cut.inside = room.bin_inside, cut.need -= room.bin_above, cut.place = kShared ? bins[room.bin] : 0;
     open = cut.inside > kQuickCandidates && cut.need < cut.inside && cut.low < cut.high;
@@ -128,11 +141,12 @@ inline __device__ __noinline__ QuickMarks mark_by_keys(const uint32_t* scores, u
   }
   return marks;
 }
-inline __device__ __noinline__ QuickMarks mark_by_bin(const uint32_t* scores, BinRange range, float bin, uint32_t first,
-                                                      uint32_t own) {
+template <int kBins>
+__device__ __noinline__ QuickMarks mark_by_bin(const uint32_t* scores, BinRange range, float bin, uint32_t first,
+                                               uint32_t own) {
   OverEdge inside(OverEdge::below(bin));
   // No score is over the last bin.
-  OverEdge above(bin == kQuickBins - 1 ? __uint_as_float(kCanonicalNan) : OverEdge::below(bin + 1.0f));
+  OverEdge above(bin == kBins - 1 ? __uint_as_float(kCanonicalNan) : OverEdge::below(bin + 1.0f));
   const uint4* vectors = reinterpret_cast<const uint4*>(scores);
 #pragma unroll 2
   for (uint32_t v = first / 4; v < (first + own) / 4; ++v) {
@@ -147,11 +161,12 @@ inline __device__ __noinline__ QuickMarks mark_by_bin(const uint32_t* scores, Bi
   const uint32_t over = above.of(own);
   return {over, inside.of(own) & ~over};
 }
+template <int kBins>
 __device__ __forceinline__ QuickMarks mark_scores(const QuickRow& r, const QuickCut& cut, uint32_t first,
                                                   uint32_t end) {
   const uint32_t own = first < end ? min(32u, end - first) : 0;
   return cut.by_keys ? mark_by_keys(r.scores, cut.low, cut.high, first, own)
-                     : mark_by_bin(r.scores, r.range, cut.bin, first, own);
+                     : mark_by_bin<kBins>(r.scores, r.range, cut.bin, first, own);
 }
 
 __device__ __forceinline__ int32_t position_of(const QuickRow& r, uint32_t i) {
@@ -163,12 +178,12 @@ __device__ __forceinline__ uint64_t entry_of(const QuickRow& r, uint32_t i) {
 }
 
 /// A row of which this block has told its bins, or that it has alone: the cut, and the block's winners. By half a block.
-template <bool kShared>
+template <bool kShared, int kBins, int kThreads>
 class QuickSettler {
  public:
   /// bins: the block's of the row.
-  __device__ __forceinline__ QuickSettler(const QuickJob& job, Half half, const QuickRow& row, uint32_t* bins)
-      : job_(job), h_(half), room_(half.room), r_(row), bins_(bins), t_(half.thread()) {}
+  __device__ __forceinline__ QuickSettler(const QuickJob& job, Team<kThreads> team, const QuickRow& row, uint32_t* bins)
+      : job_(job), h_(team), room_(team.room), r_(row), bins_(bins), t_(team.thread()) {}
 
   /// dead: keys of the row that are not live, where it is alone.
   __device__ __forceinline__ void run(uint32_t dead) {
@@ -179,10 +194,13 @@ class QuickSettler {
     choose(cut, last);
     write();
     if (r_.index == 0 && cut.wanted < static_cast<uint32_t>(job_.columns))
-      fill_row(job_, r_.row, cut.wanted, t_, kHalf);
+      fill_row(job_, r_.row, cut.wanted, t_, kThreads);
   }
 
  private:
+  /// Words of 32 entries that a thread marks at most.
+  static constexpr int kWords = kMostEntries / 32 / kThreads;
+
   __device__ __forceinline__ QuickCut find_cut(uint32_t dead) {
     const uint32_t k = static_cast<uint32_t>(job_.topk);
     if (t_ == 0) {
@@ -191,7 +209,7 @@ class QuickSettler {
     }
     h_.sync();
     if (kShared) dead = __ldcg(&job_.headers[r_.row].y);
-    const uint32_t counted = find_bin<kShared>(h_, bins_, job_.bins + r_.row * kQuickBins, k);
+    const uint32_t counted = find_bin<kShared, kBins>(h_, bins_, job_.bins + r_.row * kQuickBins, k);
     const uint32_t live = static_cast<uint32_t>(r_.end) - dead;
     // All live keys are above, if they are no more than k.
     QuickCut cut{0.0f, 1, 0, true, false, false, 0, 0, min(live, k), 0};
@@ -199,7 +217,7 @@ class QuickSettler {
     const QuickBin bin =
         counted < k ? QuickBin{0, counted, live - counted} : QuickBin{room_.bin, room_.bin_above, room_.bin_inside};
     if (counted < k || bin.inside > kQuickCandidates) {
-      cut = narrow<kShared>(job_, room_, r_, bins_, h_.barrier, bin);
+      cut = narrow<kShared, kBins, kThreads>(job_, room_, r_, bins_, h_.barrier, bin);
       steps_ = room_.number;
       h_.sync();
       if (t_ == 0) room_.number = 0;
@@ -214,7 +232,7 @@ class QuickSettler {
   /// Keys above and inside; those to be ranked to where all blocks find them. A thread has `span` entries side by side.
   __device__ __forceinline__ void mark(const QuickCut& cut) {
     uint32_t span = 4;
-    while (span * kHalf < r_.count) span *= 2;
+    while (span * kThreads < r_.count) span *= 2;
     first_ = t_ * span;
     const uint32_t end = min(first_ + span, r_.count);
     uint64_t* to = kShared ? job_.candidates + r_.row * kQuickCandidates + cut.place : room_.candidates;
@@ -223,7 +241,7 @@ class QuickSettler {
     for (int w = 0; w < kWords; ++w) {
       marks_[w] = {0, 0};
       if (w > 0 && span <= 32u * w) continue;
-      marks_[w] = mark_scores(r_, cut, first_ + 32 * w, end);
+      marks_[w] = mark_scores<kBins>(r_, cut, first_ + 32 * w, end);
       above += __popc(marks_[w].above), inside_ += __popc(marks_[w].inside);
     }
     if (cut.ranks && inside_ != 0) {
@@ -259,7 +277,7 @@ class QuickSettler {
       if (t_ == 0) room_.before_above = before.x, room_.before_inside = before.y;
     } else if (cut.ranks) {
       const auto* all = reinterpret_cast<const unsigned long long*>(job_.candidates + r_.row * kQuickCandidates);
-      for (uint32_t i = t_ - 32; i < cut.inside; i += kHalf - 32) room_.candidates[i] = __ldcg(all + i);
+      for (uint32_t i = t_ - 32; i < cut.inside; i += kThreads - 32) room_.candidates[i] = __ldcg(all + i);
     }
     h_.sync();
     base_ = room_.before_above, tied_ = room_.before_inside;
@@ -328,7 +346,7 @@ class QuickSettler {
       for (uint32_t rest = marks_[w].above; rest != 0; rest &= rest - 1, ++rank) {
         const uint32_t i = entry(w, rest);
         out[rank] = global(position_of(r_, i));
-        if (scores != nullptr) scores[rank] = __uint_as_float(r_.scores[quick_place(i)]);
+        if (scores != nullptr) scores[rank] = canonical(__uint_as_float(r_.scores[quick_place(i)]));
       }
     }
   }
@@ -339,7 +357,7 @@ class QuickSettler {
   }
 
   const QuickJob& job_;
-  const Half h_;
+  const Team<kThreads> h_;
   QuickRoom& room_;
   const QuickRow& r_;
   uint32_t* bins_;
