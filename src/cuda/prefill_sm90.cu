@@ -291,7 +291,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
   uint8_t* queries = codes + kPrefillStages * kTileKeys * kCodePitch;
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(queries + kPrefillGroups * kPrefillColumns * kCodePitch);
   if (threadIdx.x == 0) init_prefill_barriers(s);
-  for (uint32_t i = threadIdx.x; i < kPrefillGroups * kMarkWords; i += kPrefillThreads)
+  for (uint32_t i = threadIdx.x; i < kPrefillGroups * 4 * kMarkWords; i += kPrefillThreads)
     s.marks[i / kMarkWords][i % kMarkWords] = 0;
   __syncthreads();
   if (threadIdx.x >= kPrefillGroups * 128) {

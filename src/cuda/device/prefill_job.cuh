@@ -27,13 +27,12 @@ constexpr uint32_t kCheckUnits = 8;  ///< after so many the lists are looked at:
 constexpr int kMaximumFours = 2;     ///< of eight fours of a thread's columns: 2 gave 2 % (2,048 x 32,768), 4 no more
 constexpr int kPrefillBins = 512;
 constexpr int kPrefillCandidates = 128;
-constexpr int kMarkWords = 4096;  ///< winners of a row are marked in a map of so many words at a time
+constexpr int kMarkWords = 1024;  ///< winners are marked in a map of so many words at a time
 
 /// Rows of a warpgroup.
 __host__ __device__ constexpr int group_rows_of(int heads) { return kPrefillColumns / heads; }
 
-/// Values are as they should be here, before what follows; what was made of them before is made
-/// anew behind, and needs no registers until then.
+/// Values are as they should be here, before what follows.
 template <int kCount>
 __device__ __forceinline__ void hold(float (&x)[kCount]) {
 #pragma unroll
@@ -95,20 +94,13 @@ __device__ __forceinline__ uint32_t halfway_of(const PrefillJob& job, const Item
   return most > static_cast<float>(nearly_full_of(job)) ? item.units / 2 / kCheckUnits * kCheckUnits : 0;
 }
 
-/// A warp's own, while it selects; the first warp's is its warpgroup's, too.
+/// A warp's own, while it selects.
 struct SelectScratch {
   union {
     alignas(kPrefillBins * 4) uint32_t bins[kPrefillBins];  ///< so that a place in it is an address by bits
     uint16_t found[32 * 32];                                ///< marks, as they are handed out
   };
-  uint2 candidates[kPrefillCandidates];  ///< score and position
-};
-
-/// What a warpgroup's warps tell each other of a row.
-struct GroupRoom {
-  float2 range[4];
-  uint32_t totals[4];
-  uint32_t number;  ///< of candidates
+  uint64_t candidates[kPrefillCandidates];
 };
 
 /// What lies beside a stage's codes.
@@ -132,11 +124,9 @@ struct PrefillShared {
   uint32_t dropped[kMaxPrefillRows];                   ///< best key that thinning dropped
   uint16_t counts[kMaxPrefillRows][kListColumns];
   alignas(16) float weights[kPrefillGroups][kPrefillColumns];  ///< halved; see weight_at
-  uint64_t cut[kMaxPrefillRows];  ///< what the list is thinned to, as a number; 0: it is not
-  int32_t tie[kMaxPrefillRows];   ///< of scores that are just `least` none behind it can win
-  GroupRoom rooms[kPrefillGroups];
+  int32_t tie[kMaxPrefillRows];  ///< of scores that are just `least` none behind it can win
   SelectScratch scratch[kPrefillGroups * 4];
-  alignas(16) uint32_t marks[kPrefillGroups][kMarkWords];  ///< empty but for while they are used
+  alignas(16) uint32_t marks[kPrefillGroups * 4][kMarkWords];  ///< empty but for while they are used
 };
 
 /// Column n of a product is one head of one row, so that a lane (c = lane % 4 holds columns 8j + 2c + {0, 1}) has whole

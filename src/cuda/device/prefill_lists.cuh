@@ -210,10 +210,6 @@ struct Sample {
   }
 };
 
-/// The same room as numbers.
-__device__ __forceinline__ uint64_t* candidates_of(SelectScratch& w) {
-  return reinterpret_cast<uint64_t*>(w.candidates);
-}
 /// The last of a list's `want` best.
 struct LastWinner {
   uint64_t number;
@@ -244,14 +240,14 @@ __device__ __forceinline__ LastWinner last_by_digits(SelectScratch& w, const Row
 }
 
 /// Of the candidates [0, number) the need-th best.
-__device__ __forceinline__ LastWinner last_of_candidates(SelectScratch& w, uint32_t number, uint32_t need) {
+__device__ __forceinline__ LastWinner last_of_candidates(const SelectScratch& w, uint32_t number, uint32_t need) {
   uint64_t last = 0;
   uint32_t next = kNotLive;
   for (uint32_t i = threadIdx.x & 31; i < number; i += 32) {
-    const uint64_t mine = candidates_of(w)[i];
+    const uint64_t mine = w.candidates[i];
     uint32_t better = 0;
 #pragma unroll 4
-    for (uint32_t j = 0; j < number; ++j) better += candidates_of(w)[j] > mine;
+    for (uint32_t j = 0; j < number; ++j) better += w.candidates[j] > mine;
     if (better == need - 1) last = mine;
     if (better == need) next = key_of_number(mine);
   }

@@ -8,7 +8,6 @@
 
 namespace topkey::cuda {
 
-constexpr int kWarpMarks = kMarkWords / 4;
 constexpr uint32_t kSparseWords = 512;  ///< from so many on each lane finds the marks of four
 
 /// The marks of `words` words of positions from `base` on, of which `used` come before; with them.
@@ -40,7 +39,7 @@ struct ListTask {
 /// The row's last winner; number 0 if the sample's threshold was too high. Writes the answer, if it is wanted, before any
 /// of the next position. The marks are empty before and behind. nans: more by the list's, where it is the answer.
 __device__ __forceinline__ LastWinner select_row(const ListTask& t, uint32_t* nans) {
-  constexpr int32_t kWindow = kWarpMarks * 32;
+  constexpr int32_t kWindow = kMarkWords * 32;
   SelectScratch& w = t.w;
   const uint32_t lane = threadIdx.x & 31;
   const bool suit = ListBins::suit(t.least, t.best);
@@ -87,20 +86,20 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t, uint32_t* na
         for (uint32_t some; first && (some = __ballot_sync(~0u, inside != 0)) != 0; inside &= inside - 1) {
           const uint32_t at = candidates + __popc(some & ((1u << lane) - 1));
           if (inside != 0)
-            candidates_of(w)[at] =
+            w.candidates[at] =
                 (begin + static_cast<uint32_t>(__ffs(static_cast<int>(inside))) - 1) * kListColumns + lane;
           candidates += __popc(some);
         }
       });
       __syncwarp();
       for (uint32_t i = lane; first && i < candidates; i += 32)
-        candidates_of(w)[i] = number_of(__ldcg(t.list.column - lane + candidates_of(w)[i]));
+        w.candidates[i] = number_of(__ldcg(t.list.column - lane + w.candidates[i]));
       __syncwarp();
     }
     if (first && binned) last = last_of_candidates(w, candidates, t.want - c.above);
     // By rounding the bins may have counted scores below the threshold, behind which others were never kept.
     if (first && !t.complete && key_of_number(last.number) < key_of(canonical(t.least))) {
-      for (uint32_t i = lane; i < kWarpMarks; i += 32) t.marks[i] = 0;
+      for (uint32_t i = lane; i < kMarkWords; i += 32) t.marks[i] = 0;
       __syncwarp();
       return {0, false};
     }
@@ -110,7 +109,7 @@ __device__ __forceinline__ LastWinner select_row(const ListTask& t, uint32_t* na
       if (number >= last.number && at < kWindow) atomicOr(&t.marks[at / 32], 1u << (at % 32));
     };
     if (binned) {
-      for (uint32_t i = lane; i < candidates; i += 32) mark(candidates_of(w)[i]);
+      for (uint32_t i = lane; i < candidates; i += 32) mark(w.candidates[i]);
     } else {
       t.list.each([&](uint2 entry, bool present) {
         if (present) mark(number_of(entry));

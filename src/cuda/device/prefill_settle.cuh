@@ -105,8 +105,8 @@ class GroupSettler {
                       static_cast<float>(entries.total), &to);
     LastWinner last{0, false};
     if (all || entries.total > want)
-      last = select_row({job_, w, s_.marks[look_.group] + warp() * (kMarkWords / 4), entries, f, item_.first_row + row,
-                         want, from, to, !all || !samples(item_), all},
+      last = select_row({job_, w, s_.marks[look_.group * 4 + warp()], entries, f, item_.first_row + row, want, from, to,
+                         !all || !samples(item_), all},
                         &nans);
     if (all && last.number == 0) {
       if (lane() == 0 && !item_.exact) atomicOr(&s_.items[look_.slot].failed, 1u << row);

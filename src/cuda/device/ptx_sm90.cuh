@@ -106,21 +106,6 @@ __device__ __forceinline__ int32_t load_shared_int(uint32_t address) {
 __device__ __forceinline__ void add_one(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
-__device__ __forceinline__ void add_one_if(bool present, uint32_t address) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p red.shared.add.u32 [%1], 1; }" ::"r"(present ? 1 : 0),
-               "r"(address)
-               : "memory");
-}
-/// Puts two words at the next place of a list in shared memory, if `present`: without a branch. number: where the list's
-/// number of entries lies.
-__device__ __forceinline__ void put_next_if(bool present, uint32_t number, uint32_t list, uint32_t first,
-                                            uint32_t second) {
-  asm volatile(
-      "{ .reg .pred p; .reg .b32 n; setp.ne.b32 p, %0, 0; mov.b32 n, 0; @p atom.shared.add.u32 n, [%1], 1; "
-      "shl.b32 n, n, 3; add.u32 n, n, %2; @p st.shared.v2.b32 [n], {%3, %4}; }" ::"r"(present ? 1 : 0),
-      "r"(number), "r"(list), "r"(first), "r"(second)
-      : "memory");
-}
 /// Sets bits of a word of shared memory, if `present`: without a branch.
 __device__ __forceinline__ void set_bits_if(bool present, uint32_t address, uint32_t bits) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p red.shared.or.b32 [%1], %2; }" ::"r"(present ? 1 : 0),
