@@ -87,11 +87,18 @@ class GroupSettler {
     const RowFact& f = fact_of(row);
     const RowList entries(list(row), s_.counts[row]);
     const uint32_t full = nearly_full_of(job_);
+    // A full list is thinned to its topk best halfway too: of equal scores none goes then, and there would be no room.
     const bool halfway = look_.halfway && entries.most <= full, all = look_.all;
     uint32_t nans = 0;
-    if (!all && !halfway && entries.total <= (full - full / 8) * kListColumns) {
-      if (entries.most > full) thin(entries, 1, s_.counts[row], &nans);
-      return;
+    if (!all && !halfway) {
+      const bool roomy = job_.length >= kRoomyLength;
+      // Short columns: where others have room, the list is only dealt out anew.
+      if (!roomy && entries.total <= (full - full / 8) * kListColumns) {
+        if (entries.most > full) thin(entries, 1, s_.counts[row], &nans);
+        return;
+      }
+      // Long ones are thinned with a full one if it pays: the warpgroup waits for the slowest warp.
+      if (roomy && entries.most <= full - full / 4) return;
     }
     uint32_t want = min(static_cast<uint32_t>(job_.emission.topk), f.live);
     if (halfway) {
