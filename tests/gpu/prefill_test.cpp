@@ -169,9 +169,9 @@ TEST_P(PrefillRows, SamplesThatMislead) {
 /// are listed no more, equal ones before them are.
 TEST_P(PrefillRows, FullListsOfEqualScores) {
   Tally tally("prefill, equal scores");
-  for (const Pattern pattern : {Pattern::all_equal, Pattern::relu_plateau, Pattern::nans}) {
-    for (const int32_t heads : {32, 64, 128}) check(make_problem(spec_of(heads, 260, 30000, pattern)), 2048, tally);
-  }
+  check(make_problem(spec_of(64, 258, 20000, Pattern::all_equal)), 2048, tally);
+  check(make_problem(spec_of(32, 258, 20000, Pattern::relu_plateau)), 2048, tally);
+  check(make_problem(spec_of(128, 258, 14000, Pattern::nans)), 2048, tally);
 }
 
 /// The best keys are all one thread's: its column of the list fills up alone, with fewer entries than are wanted.
