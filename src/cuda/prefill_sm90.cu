@@ -4,14 +4,15 @@
 // may win. A threshold from a spread sample of the row's keys, which are its first ones, lets through little more than
 // the winners; that it let enough through is counted, and a row where it did not is done again without. A list that
 // fills up is thinned to its best topk, whose last is a threshold that needs no proof; where most would fill up, half of
-// the keys give a sharper threshold first, of the sample's kind. Persistent thread blocks take
+// the keys give a sharper threshold first, of the sample's kind. A full list of equal scores
+// keeps those of the lowest positions; from then on equal ones behind them are not listed. Persistent thread blocks take
 // tiles of rows, the long ones first.
 #include <algorithm>
 
 #include "cuda/check.h"
-#include "cuda/device/prefill_answer.cuh"
 #include "cuda/device/prefill_load.cuh"
 #include "cuda/device/prefill_score.cuh"
+#include "cuda/device/prefill_settle.cuh"
 #include "cuda/pick_blocks_sm90.h"
 #include "cuda/prefill_room.h"
 #include "cuda/prefill_sm90.h"
@@ -21,13 +22,6 @@
 
 namespace topkey::cuda {
 namespace {
-
-/// Values are as they should be here, before what follows.
-template <int kCount>
-__device__ __forceinline__ void hold(float (&x)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i]));
-}
 
 /// One warpgroup's work. kPublish: job.maxima are wanted.
 template <int kHeads, bool kPublish>
@@ -48,10 +42,10 @@ class PrefillScorer {
     for (uint32_t number = 0;; ++number) {
       const uint32_t slot = number & 1;
       wait_at(&s_.item_full[slot], number / 2 & 1);
-      const Item item = s_.items[slot];
+      Item item = s_.items[slot];
       if (item.first_row < 0) return;
       if (item.units > 0) {
-        score(item, &s_.items[slot].failed);
+        score(item, slot);
       } else {
         answer_unscored_rows(item);
       }
@@ -73,29 +67,24 @@ class PrefillScorer {
   }
   __device__ __forceinline__ uint32_t own_column() const { return static_cast<uint32_t>(warp()) * 8 + lane() / 4; }
   __device__ __forceinline__ bool keeps() const { return kHeads != 128 || (lane() & 1) == 0; }
-  __device__ __forceinline__ uint2* list_of(int row) const {
-    const int64_t block = static_cast<int64_t>(blockIdx.x) - job_.turn;
-    uint2* const lists = block >= 0 ? job_.turned : job_.lists + job_.turn * block_entries();
-    return lists + block * block_entries() + static_cast<uint32_t>(row) * (job_.length * kListColumns);
-  }
-  __device__ __forceinline__ int64_t block_entries() const {
-    return kPrefillGroups * kRows * kListColumns * int64_t{job_.length};
-  }
+  __device__ __forceinline__ uint2* list_of(int row) const { return cuda::list_of(job_, kPrefillGroups * kRows, row); }
   /// Of the thread's column for its row i.
   __device__ __forceinline__ uint32_t begin_of(int i) const {
     return static_cast<uint32_t>(reinterpret_cast<uint64_t>(list_of(own_row(i)) + own_column()));
   }
   __device__ __forceinline__ bool is_active(int i) const { return (active_ >> i & 1u) != 0; }
-  __device__ __forceinline__ static bool is_in(uint32_t rows, int row) { return (rows >> row & 1u) != 0; }
 
   __device__ __forceinline__ void open(const Item& item) {
     if (threadIdx.x % 128 < kRows) {
       const int row = group_ * kRows + static_cast<int>(threadIdx.x % 128);
-      s_.least[row] = __uint_as_float(0xFF800000u), s_.dropped[row] = kNotLive;
-      s_.low[row] = s_.end[row] = 0;
+      int32_t low = 0, end = 0, scored = 0;
       if (is_in(item.active, row)) {
-        s_.low[row] = job_.facts[item.first_row + row].low, s_.end[row] = job_.facts[item.first_row + row].high;
+        const RowFact& f = job_.facts[item.first_row + row];
+        low = f.low, end = f.high, scored = f.scored;
       }
+      s_.low[row] = low, s_.end[row] = end, s_.scored[row] = scored != 0, s_.thinned[row] = false;
+      s_.tie[row] = INT32_MAX;
+      s_.least[row] = __uint_as_float(scored != 0 ? 0xFF800000u : 0x7F800000u), s_.dropped[row] = kNotLive;
     }
     sync();
     active_ = ~0u;
@@ -104,25 +93,20 @@ class PrefillScorer {
       const int row = own_row(i);
       Column& c = columns_[i];
       c = Column{begin_of(i), kept(static_cast<uint32_t>(reinterpret_cast<uint64_t>(list_of(row)) >> 32)),
-                 __uint_as_float(0xFF800000u)};
-      if (!is_in(item.active, row) || job_.facts[item.first_row + row].scored == 0) active_ &= ~(1u << i);
+                 s_.least[row]};
+      if (!s_.scored[row]) active_ &= ~(1u << i);
       if (kPublish)
         maxima_[i] = static_cast<uint32_t>((item.first_row + row) * job_.maxima.step) +
                      (own_ / 16 * 16 + (lane() & 16) / 2 >> job_.maxima.shift);
     }
-    for (int i = 0; i < kOwn; ++i) {
-      if (!is_active(i)) columns_[i].least = __uint_as_float(0x7F800000u);
-    }
-    thinned_ = 0;
   }
 
-  __device__ __forceinline__ void score(const Item& item, uint32_t* failed) {
+  __device__ __forceinline__ void score(Item& item, uint32_t slot) {
 #ifdef TOPKEY_HAS_WGMMA
     open(item);
     wait_at(&s_.query_full[group_], turn_);
     turn_ ^= 1;
     const uint32_t units = uniform(item.units);
-    const uint32_t turn_at = uniform(sharpens(item) ? units / 2 / kCheckUnits * kCheckUnits : 0);
     for (uint32_t step = 0; step < units;) {
       // In registers: while products run, a read of shared memory comes late.
       float4 weights[16];
@@ -138,7 +122,7 @@ class PrefillScorer {
       wgmma_wait<0>();
       bool sample, all, halfway;
       do {
-        uint32_t left = min(kCheckUnits, units - step);
+        const uint32_t left = min(kCheckUnits, units - step);
         step += left;
 #pragma unroll 1
         for (uint32_t i = 0; i < left; i += 2) {
@@ -148,11 +132,12 @@ class PrefillScorer {
           score_unit<true, true>(item, weights, dots, {unit + both, unit + both + more, true, both != 0});
           unit_ += 1 + both;
         }
-        sample = step == kSampleUnits && samples(item), all = step == units;
-        halfway = step == turn_at;
+        sample = step == item.sample && samples(item), all = step == units;
+        halfway = step == item.halfway;
         if (all && lane() == 0) arrive_at(&s_.query_empty[group_]);
       } while (!look_at_lists(sample || halfway || all));
-      settle_rows(item, {step, sample, halfway, all}, failed);
+      settle_rows({group_, kRows, slot, step, sample, halfway, all});
+      if (any_tie()) item.inner_low = INT32_MAX, item.inner_span = 0;  // there no unit begins
     }
 #endif
   }
@@ -204,7 +189,8 @@ class PrefillScorer {
 #endif
 
 #ifdef TOPKEY_HAS_WGMMA
-  /// kInside: all of the unit's keys, of which this is the first, are in all rows' windows.
+  /// kInside: all of the unit's keys, of which this is the first, are in all rows' windows, and no list was thinned between
+  /// equal scores.
   template <bool kInside>
   __device__ __forceinline__ void offer_unit(const UnitSums<kHeads>& unit, const float (&scale)[2], int32_t first) {
     const int32_t position = first + static_cast<int32_t>(own_);
@@ -215,9 +201,9 @@ class PrefillScorer {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int32_t at = position + 8 * k;
-        live[k] = kInside || (at >= s_.low[own_row(i)] && at < s_.end[own_row(i)]);
-        score[k] = unit.sums[k][i] * scale[k];
-        offer(columns_[i], live[k] && keeps(), score[k], at);
+        const bool inside = kInside || within(i, at);
+        live[k] = inside, score[k] = unit.sums[k][i] * scale[k];
+        offer(columns_[i], inside && (kInside || wants(i, at, score[k])) && keeps(), score[k], at);
       }
       if (kPublish) publish<kInside>(i, first, live, score);
     }
@@ -232,13 +218,20 @@ class PrefillScorer {
   }
 #endif
 
+  /// Whether the thread's row i sees the position, and whether it may want the score there. Slow: nothing is kept in
+  /// registers for them.
+  __device__ __forceinline__ bool within(int i, int32_t at) const {
+    const uint32_t row = opaque(static_cast<uint32_t>(own_row(i)) * 4);
+    return (at >= load_shared_int(shared_address(s_.low) + row)) & (at < load_shared_int(shared_address(s_.end) + row));
+  }
+  __device__ __forceinline__ bool wants(int i, int32_t at, float score) const {
+    const uint32_t row = opaque(static_cast<uint32_t>(own_row(i)) * 4);
+    return !((at > load_shared_int(shared_address(s_.tie) + row)) & (score == columns_[i].least));
+  }
   __device__ __forceinline__ uint32_t entries_of(int i) const {
     return (columns_[i].next - begin_of(i)) / (kListColumns * sizeof(uint2));
   }
-  /// A column that the next units could overfill.
-  __device__ __forceinline__ uint32_t nearly_full() const { return job_.length - 2 * kCheckUnits; }
-  /// Lists of other rows are thinned with a full one if it pays: the warpgroup waits for the slowest warp.
-  __device__ __forceinline__ uint32_t thinned_from() const { return nearly_full() - nearly_full() / 4; }
+  __device__ __forceinline__ uint32_t nearly_full() const { return nearly_full_of(job_); }
 
   /// Whether rows must be looked at now: the same in the whole warpgroup.
   __device__ __forceinline__ bool look_at_lists(bool must) {
@@ -250,11 +243,6 @@ class PrefillScorer {
     }
     return named_barrier_or(1 + group_, 128, full) || must;
   }
-  /// Short rows are kept whole.
-  __device__ static __forceinline__ bool samples(const Item& item) {
-    return !item.exact && item.units > 2 * kSampleUnits;
-  }
-
   __device__ __forceinline__ void tell_counts() {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -263,28 +251,9 @@ class PrefillScorer {
     }
     sync();
   }
-  /// Whether lists would fill up under the sample's threshold; halfway there is a better one, from more keys.
-  __device__ __forceinline__ bool sharpens(const Item& item) const {
-    if (!samples(item) || item.units < 4 * kSampleUnits) return false;
-    const float want = static_cast<float>(job_.emission.topk), seen = kSampleUnits * kTileKeys;
-    const float all = static_cast<float>(item.units) * kTileKeys, rank = rank_in_sample(want, seen, all);
-    // Of a column: what is expected, two deviations of the threshold's, three of the column's.
-    const float mean = rank * all / (seen * kListColumns);
-    return mean * (1.0f + 2.0f * rsqrtf(rank)) + 3.0f * sqrtf(mean) > static_cast<float>(nearly_full());
-  }
-
-  /// Why lists are looked at; none of the three: one is nearly full.
-  struct Look {
-    uint32_t step;  ///< units done
-    bool sample, halfway, all;
-  };
-  /// Thresholds from the sample, room in lists that are nearly full, the answers: each warp for its rows.
-  __device__ __forceinline__ void settle_rows(const Item& item, const Look& look, uint32_t* failed) {
+  __device__ __forceinline__ void settle_rows(const Look& look) {
     tell_counts();
-#pragma unroll 1
-    for (int row = group_ * kRows + warp(); row < (group_ + 1) * kRows; row += 4) {
-      if (is_in(item.active, row)) settle_row(item, row, look, failed);
-    }
+    settle_lists(job_, s_, look);
     sync();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -295,58 +264,13 @@ class PrefillScorer {
     sync();
   }
 
-  __device__ __forceinline__ void settle_row(const Item& item, int row, const Look& look, uint32_t* failed) {
-    const bool sample = look.sample, all = look.all;
-    SelectScratch& w = s_.scratch[group_ * 4 + warp()];
-    const int32_t at = item.first_row + row;
-    const RowFact& f = job_.facts[at];
-    if (!f.scored) {
-      if (all) answer_unscored(job_, at, f);
-      return;
-    }
-    uint32_t want = min(static_cast<uint32_t>(job_.emission.topk), f.live);
-    const RowList list(list_of(row), s_.counts[row]);
-    float least = s_.least[row];
-    float from = least, to = s_.high[row];  // about where the winners are
-    uint32_t nans = 0;                      // that leave the list
-    // A full list is thinned to its topk best there too: of equal scores halfway none goes, and there would be no room.
-    const bool halfway = look.halfway && list.most <= nearly_full();
-    const bool thins = !sample && !all && (halfway || list.most > thinned_from());
-    if (halfway) {
-      const float live = static_cast<float>(f.live),
-                  part = static_cast<float>(look.step) / static_cast<float>(item.units);
-      want = static_cast<uint32_t>(rank_in_sample(static_cast<float>(want), live * part, live));
-    }
-    if (sample || ((all || thins) && is_nan(least - least))) {  // -inf: there was no threshold
-      const Sample first(list);
-      const uint32_t seen = __reduce_add_sync(~0u, min(list.count, static_cast<uint32_t>(Sample::kMost)));
-      const float of = static_cast<float>(sample ? f.live : list.total);
-      from = first.least(w, rank_in_sample(static_cast<float>(want), static_cast<float>(seen), of), &to);
-      if (sample) least = from, s_.counts[row][lane()] = static_cast<uint16_t>(first.keep(list, least, &nans));
-    }
-    LastWinner last{0, false};
-    if (all || (thins && list.total > want))
-      last = select_row({job_, w, list, f, at, want, from, to, !all || !samples(item), all}, &nans);
-    if (all && last.number == 0) {
-      if (lane() == 0 && !item.exact) atomicOr(failed, 1u << row);
-    } else if (all) {
-      const bool tied = last.tied || s_.dropped[row] == key_of_number(last.number);
-      if (lane() == 0) count(job_.stats, kTiedCuts, tied);
-      if (lane() == 0) count(job_.stats, kRescans, item.exact || is_in(thinned_, row));
-    } else if (thins) {
-      // What is not proven to lose stays: of one score, all.
-      if (halfway) last.number &= ~uint64_t{0xFFFFFFFFu};
-      const uint32_t dropped = thin(list, last.number, s_.counts[row], &nans);
-      // Not below the sample's, which hid what is lower: too few that reach it are found out at the end.
-      if (list.total > want) least = fmaxf(least, score_of_key(key_of_number(last.number)));
-      if (lane() == 0) s_.dropped[row] = max(s_.dropped[row], dropped);
-      if (!halfway) thinned_ |= 1u << row;
-    }
-    nans = __reduce_add_sync(~0u, nans);
-    if (lane() == 0 && !item.exact) count(job_.stats, kNanScores, nans);
-    if (lane() == 0) s_.least[row] = least, s_.high[row] = to;
+  /// Whether of some row equal scores are not wanted from some position on.
+  __device__ __forceinline__ bool any_tie() const {
+    bool any = false;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) any = any | (s_.tie[group_ * kRows + row] != INT32_MAX);
+    return any;
   }
-
   __device__ __forceinline__ void answer_unscored_rows(const Item& item) {
 #pragma unroll 1
     for (int row = group_ * kRows + warp(); row < (group_ + 1) * kRows; row += 4) {
@@ -360,9 +284,8 @@ class PrefillScorer {
   uint32_t codes_, queries_;  ///< operands of stage 0 and of the warpgroup's columns
   uint32_t stages_, own_;     ///< where stages are told of; the first of the thread's two keys
   Column columns_[kOwn];
-  uint32_t thinned_ = 0;  ///< this warp's rows whose list was full once, a bit each
-  uint32_t active_ = 0;   ///< rows of the thread that are scored, a bit each
-  uint32_t unit_ = 0;     ///< units done, of all items
+  uint32_t active_ = 0;  ///< rows of the thread that are scored, a bit each
+  uint32_t unit_ = 0;    ///< units done, of all items
   uint32_t turn_ = 0;
   uint32_t maxima_[kOwn];  ///< of the thread's rows: where those of position 0 and its place in a unit are
 };
@@ -390,7 +313,7 @@ __global__ __launch_bounds__(kPrefillThreads, 1) void prefill_fp8_sm90(const __g
   PrefillShared& s = *reinterpret_cast<PrefillShared*>(queries + kPrefillGroups * kPrefillColumns * kCodePitch);
   if (threadIdx.x == 0) init_prefill_barriers(s);
   for (uint32_t i = threadIdx.x; i < kPrefillGroups * 4 * kMarkWords; i += kPrefillThreads)
-    s.scratch[i / kMarkWords].marks[i % kMarkWords] = 0;
+    s.marks[i / kMarkWords][i % kMarkWords] = 0;
   __syncthreads();
   if (threadIdx.x >= kPrefillGroups * 128) {
     give_registers<40>();

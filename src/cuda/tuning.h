@@ -60,9 +60,10 @@ constexpr uint32_t kWidePiece = kWideThreads / 32 * 16 * kWideTiles;
 constexpr int64_t kPrefillRows = 257;
 constexpr int64_t kPrefillTopk = 2048;
 /// Entries of a list's column (8,192 keys need about 77, 131,072 about 128 and twice the deviation that one sample leaves:
-/// under 176 in nearly all of 2,048 rows), and the room for all lists: with the facts less than 64 MiB.
+/// under 176 in nearly all of 2,048 rows; sixteen rows a thread block have room for 121), and the room for all lists: with
+/// the facts less than 64 MiB.
 constexpr int64_t kListLength = 192;
-constexpr int64_t kPrefillListBytes = int64_t{59} << 20;
+constexpr int64_t kPrefillListBytes = int64_t{63} << 20;
 /// Of that for the best scores of candidate blocks, where they are published, 4 bytes each: 1,056 rows (a tile for each SM,
 /// 64 heads) of 32,768 keys in blocks of 8 need 4.3 million.
 constexpr int64_t kPrefillMaxima = 5 << 20;

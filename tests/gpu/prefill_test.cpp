@@ -165,6 +165,28 @@ TEST_P(PrefillRows, SamplesThatMislead) {
   }
 }
 
+/// Lists that fill up with scores that are just the threshold: those of the lowest positions stay, equal ones behind them
+/// are listed no more, equal ones before them are.
+TEST_P(PrefillRows, FullListsOfEqualScores) {
+  Tally tally("prefill, equal scores");
+  check(make_problem(spec_of(64, 258, 20000, Pattern::all_equal)), 2048, tally);
+  check(make_problem(spec_of(32, 258, 20000, Pattern::relu_plateau)), 2048, tally);
+  check(make_problem(spec_of(128, 258, 14000, Pattern::nans)), 2048, tally);
+}
+
+/// The best keys are all one thread's: its column of the list fills up alone, with fewer entries than are wanted.
+TEST_P(PrefillRows, ColumnsThatFillAlone) {
+  Tally tally("prefill, columns");
+  for (const int32_t heads : {32, 64, 128}) {
+    ProblemSpec spec = spec_of(heads, 264, 20000, Pattern::all_equal);
+    const Problem p = make_problem(spec);
+    float* scales = p.key_scales.as<float>();
+    for (int64_t n = 0; n < spec.keys; ++n)
+      scales[n] = (n % 64 == 1 || n % 64 == 9 ? 4.0F : 1.0F) * (1.0F + static_cast<float>(n * 7919 % 4096) / 4096.0F);
+    check(p, 2000, tally);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, PrefillRows, ::testing::ValuesIn(gpu_backends()), backend_label);
 
 }  // namespace

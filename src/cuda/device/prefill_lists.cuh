@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// What the prefill kernel keeps of a row, and how one warp looks at it: a list in memory of 32 columns, each written by
-// one of the threads that score the row. An entry is the score's bits and the position. Entries are compared as one
-// number, score before position, so no two are equal.
+// What the prefill kernel keeps of a row that is too long to keep all scores: a list in memory of 32 columns, each written
+// by one of the threads that score the row. An entry is the score's bits and the position. Entries are compared by score,
+// then position, so no two are equal.
 #pragma once
 #include "cuda/device/prefill_job.cuh"
 
@@ -18,6 +18,11 @@ __device__ __forceinline__ int32_t position_of_number(uint64_t number) {
 
 /// The same value, of which the compiler then knows that the whole warp has it.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
+/// The same value, made where it stands and not before.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 /// The same values, which the compiler keeps in registers in place of making them again.
 __device__ __forceinline__ uint32_t kept(uint32_t x) { return __shfl_sync(~0u, x, threadIdx.x & 31); }
 template <class T>
@@ -43,15 +48,23 @@ struct RowList {
   /// together. An absent one is -inf at position 0.
   template <class F>
   __device__ __forceinline__ void batches(const F& f) const {
+    uint2 next[kBatch];  // a batch is under way while another is looked at
+    load(0, next);
 #pragma unroll 1
     for (uint32_t base = 0; base < most; base += kBatch) {
       uint2 entries[kBatch];
 #pragma unroll
-      for (uint32_t i = 0; i < kBatch; ++i) {
-        entries[i] = uint2{0xFF800000u, 0};
-        if (base + i < count) entries[i] = __ldcg(column + (base + i) * kListColumns);
-      }
+      for (uint32_t i = 0; i < kBatch; ++i) entries[i] = next[i];
+      load(base + kBatch, next);
       f(entries, base);
+    }
+  }
+  /// Entries base .. base + kBatch - 1 of this lane's column.
+  __device__ __forceinline__ void load(uint32_t base, uint2 (&entries)[kBatch]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kBatch; ++i) {
+      entries[i] = uint2{0xFF800000u, 0};
+      if (base + i < count) entries[i] = __ldcg(column + (base + i) * kListColumns);
     }
   }
   /// This lane's NaNs.
@@ -139,15 +152,10 @@ __device__ __forceinline__ WarpCrossing cross_bins(SelectScratch& w, uint32_t wa
   return {__shfl_sync(~0u, c.bin, owner), __shfl_sync(~0u, c.above, owner), __shfl_sync(~0u, c.inside, owner)};
 }
 
-/// Rank in a sample of m of n keys that, all but surely, `want` of the n reach.
-__device__ __forceinline__ float rank_in_sample(float want, float m, float n) {
-  const float share = fminf(want / n, 1.0f), mean = m * share;
-  return ceilf(mean + 5.0f * sqrtf(mean * (1.0f - share)) + 4.0f);
-}
-
 /// The first entries of each column, of which a threshold is taken.
+template <int kUnits>
 struct Sample {
-  static constexpr int kMost = 2 * kSampleUnits;
+  static constexpr int kMost = 2 * kUnits;
   float x[kMost];
 
   __device__ __forceinline__ explicit Sample(const RowList& list) {
@@ -178,12 +186,12 @@ struct Sample {
   }
   /// Keeps of each column what reaches `least`; how many. nans: more, by those that do not stay.
   __device__ __forceinline__ uint32_t keep(const RowList& list, float least, uint32_t* nans) const {
-    constexpr int kBatch = 16;
     const uint64_t begin = reinterpret_cast<uint64_t>(list.column);
     uint32_t next = static_cast<uint32_t>(begin);
 #pragma unroll
     for (int i = 0; i < kMost; ++i) *nans += x[i] != x[i];
     *nans -= kMost - min(list.count, static_cast<uint32_t>(kMost));  // absent ones
+    constexpr int kBatch = 16;
 #pragma unroll
     for (int base = 0; base < kMost; base += kBatch) {
       uint32_t positions[kBatch];
@@ -231,15 +239,15 @@ __device__ __forceinline__ LastWinner last_by_digits(SelectScratch& w, const Row
   return {prefix, __any_sync(~0u, tied) != 0};
 }
 
-/// Of the candidates [0, w.number) the need-th best.
-__device__ __forceinline__ LastWinner last_of_candidates(const SelectScratch& w, uint32_t need) {
+/// Of the candidates [0, number) the need-th best.
+__device__ __forceinline__ LastWinner last_of_candidates(const SelectScratch& w, uint32_t number, uint32_t need) {
   uint64_t last = 0;
   uint32_t next = kNotLive;
-  for (uint32_t i = threadIdx.x & 31; i < w.number; i += 32) {
+  for (uint32_t i = threadIdx.x & 31; i < number; i += 32) {
     const uint64_t mine = w.candidates[i];
     uint32_t better = 0;
 #pragma unroll 4
-    for (uint32_t j = 0; j < w.number; ++j) better += w.candidates[j] > mine;
+    for (uint32_t j = 0; j < number; ++j) better += w.candidates[j] > mine;
     if (better == need - 1) last = mine;
     if (better == need) next = key_of_number(mine);
   }

@@ -61,6 +61,8 @@ class KeyAsker {
       mine = static_cast<int>(lane()) == leader;
     Item item = item_of(mine, scored_, low_, high_);
     item.first_row = tile_ * tile_rows_, item.table_row = table_row;
+    item.sample = item.units <= kShortUnits && job_.length >= kRoomyLength ? kSampleUnits / 2 : kSampleUnits;
+    item.halfway = halfway_of(job_, item);
     rest_ &= ~item.active;
     return item;
   }
@@ -104,7 +106,7 @@ class KeyAsker {
     Item& before = s_.items[number & 1];
     if (before.failed == 0) return false;
     *item = before;
-    item->active = before.failed, item->failed = 0, item->exact = true;
+    item->active = before.failed, item->failed = 0, item->exact = true, item->halfway = 0;
     __syncwarp();
     before.failed = 0;
     __syncwarp();
