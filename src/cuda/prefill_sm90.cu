@@ -371,7 +371,7 @@ KernelList prefill_kernels() { return {kEntries, sizeof kEntries / sizeof kEntri
 
 size_t prefill_bytes(const Shape& shape) { return shape_suits(shape) ? prefill_room(shape, nullptr).bytes : 0; }
 
-bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, const Rows& rows, const Admit& admit,
+bool prefill_suits(const Shape& shape, const KeySource& keys, const Rows& rows, const Admit& admit,
                    const Selection& out, KeyBoxes* boxes) {
   // Rows of requests told by next_n alone are a decode step's, few of which share keys.
   const bool share = !keys.paged || rows.request.data != nullptr || rows.q_indptr.data != nullptr;

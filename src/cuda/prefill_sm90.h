@@ -9,7 +9,7 @@
 namespace topkey::cuda {
 
 /// True if this call, layout and outputs included, is one for prefill(); then *boxes is set.
-bool prefill_suits(const Shape& shape, const KeySource& keys, const Query& q, const Rows& rows, const Admit& admit,
+bool prefill_suits(const Shape& shape, const KeySource& keys, const Rows& rows, const Admit& admit,
                    const Selection& out, KeyBoxes* boxes);
 /// look: rows, keys, topk, stats; emission: where answers go. Two launches for each 8,192 rows; where blocks are published
 /// three or four for each 5 million of them.

@@ -129,7 +129,7 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   if (answer_whole_rows(look_at, emission, launch)) return;
   KeyBoxes boxes;
   if (cores == Cores::hopper && (shape.blocks == 0 || apart) &&
-      prefill_suits(shape, keys, a.q, a.rows, a.admit, a.out, &boxes)) {
+      prefill_suits(shape, keys, a.rows, a.admit, a.out, &boxes)) {
     prefill(shape, look_at, a.q, boxes, emission, exec.workspace, launch);
     return;
   }

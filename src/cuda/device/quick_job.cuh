@@ -145,7 +145,8 @@ __device__ __forceinline__ BinRange range_of_sample(QuickShared& s, const OwnSco
   float4 m = moments[lane % kAll];
   if (kShare == 1) {
     const float first = __shfl_sync(~0u, m.w, 0);
-    if (__all_sync(~0u, m.w == first)) {  // about the only number of the sample, in steps that tell it from the next one
+    if (__all_sync(~0u,
+                   m.w == first)) {  // about the only number of the sample, in steps that tell it from the next one
       const float around = fmaxf(fabsf(first) * 1e-5f, 1e-30f);
       return {first - around, fminf(__fdividef(kQuickBins / 2.0f, around), 1e30f)};
     }
