@@ -113,6 +113,7 @@ TEST_P(ShardLayer, RowsWithoutRequests) {
     for (const int64_t each : {1, 3}) {
       for (const size_t limit : {size_t{0}, size_t{1}, size_t{700}}) {
         ClusterSpec spec;
+        spec.suit(GetParam());
         spec.world = 3, spec.interleave = 4, spec.pools = pools, spec.ratio = pools ? 2 : 1,
         spec.exchange_limit = limit;
         std::vector<Turn> turns;
