@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `cache`: key rows into pages, a warp a row. Vectors of 64 or 128 numbers stay in registers (device/vector.cuh);
-// ready codes, tiled pages, odd dims and strides take the way through shared memory.
+// Stage `cache`: key rows into pages. Vectors of 64 or 128 numbers stay in registers, four a warp (device/vector.cuh);
+// ready codes, tiled pages, odd dims and strides take the way through shared memory, a warp a row.
 #include "cuda/check.h"
 #include "cuda/claims.h"
+#include "cuda/device/divisor.cuh"
 #include "cuda/device/key_rows.cuh"
 #include "cuda/launch.h"
 #include "cuda/producer.h"
@@ -28,7 +29,8 @@ struct StoreVectors {
   VectorRecipe recipe;
   Lines k;
   Whole slots;
-  uint32_t rows, slot_count, page_size;
+  uint32_t rows, slot_count;
+  Divisor page_size;
   uint8_t* pages;
   int64_t page_stride;
   uint32_t value_step, scale_step;
@@ -37,7 +39,7 @@ struct StoreVectors {
   uint64_t* stats;
 };
 
-/// True if a later row has the same slot: of equal slots the last row is stored, whole.
+/// True if a later row has the same slot: of equal slots the last row is stored, whole. By a warp, of one row.
 template <class Slots>
 __device__ __forceinline__ bool comes_again(const Claims& claims, const Slots& slots, int64_t row, int64_t rows,
                                             int64_t slot) {
@@ -80,44 +82,90 @@ __global__ void store_rows(const __grid_constant__ StoreJob job) {
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
 }
 
-/// The same for vectors in registers.
-template <int kEach, bool kUsual>
-__global__ __launch_bounds__(128, 10) void store_vectors(const __grid_constant__ StoreVectors job) {
+/// Of row first + lane and every 32nd behind it the slot, as one that a row may have; -1: none.
+struct SlotsBehind {
+  const StoreVectors& job;
+  uint32_t row;
+  int64_t any;
+
+  __device__ SlotsBehind(const StoreVectors& j, uint32_t first) : job(j), row(first + lane_id()) { read(); }
+  __device__ __forceinline__ void read() { any = job.slots[min(row, job.rows - 1)]; }
+  __device__ __forceinline__ int32_t slot() const {
+    return row >= job.rows || any < 0 || any >= job.slot_count ? -1 : static_cast<int32_t>(any);
+  }
+};
+
+/// comes_again for the four rows from `first` on, each team's own: `slot` is -2 where it has none to store.
+__device__ __forceinline__ bool comes_again_behind(SlotsBehind& behind, uint32_t first, int32_t slot) {
+  bool again = false;
+  for (;;) {
+    const int32_t later = behind.slot();
+#pragma unroll
+    for (int team = 0; team < kTeams; ++team) {
+      const bool same = later == __shfl_sync(kWarp, slot, team * kTeamLanes) && behind.row > first + team;
+      const bool found = __any_sync(kWarp, same);
+      again |= found && team_number() == team;
+    }
+    behind.row += 32;
+    if (behind.row - lane_id() >= behind.job.rows) return again;
+    behind.read();
+  }
+}
+
+/// The same for vectors in registers, a team of lanes a row.
+template <int kEach, Usual kUsual>
+__global__ __launch_bounds__(128,
+                             kUsual == Usual::no ? 3 : 5) void store_vectors(const __grid_constant__ StoreVectors job) {
+  constexpr bool kKnown = kUsual != Usual::no;
   const VectorRecipe recipe = told<kUsual>(job.recipe);
-  const DType k_dtype = kUsual ? DType::bf16 : job.k.dtype;
+  const Lines lines{job.k.data, job.k.step, kKnown ? DType::bf16 : job.k.dtype, kKnown || job.k.fours};
   const auto slots_of = [&](int64_t i) { return job.slots[i]; };
-  for (uint32_t row = blockIdx.x * 4 + threadIdx.x / 32; row < job.rows; row += gridDim.x * 4) {
+  const uint32_t warps = blockDim.x / 32, warp = blockIdx.x * warps + threadIdx.x / 32;
+  if (recipe.rope_dim > 0) prefetch_to_l2(recipe.cos_sin.data);
+  for (uint32_t first = warp * kTeams; first < job.rows; first += gridDim.x * warps * kTeams) {
+    // All that does not wait for anything else is read at once, and nothing looked at before (hence the sync).
+    const bool there = first + team_number() < job.rows;
+    const uint32_t row = there ? first + team_number() : first;
     const int64_t slot = job.slots[row];
     const int64_t position = recipe.rope_dim > 0 ? recipe.positions[row] : 0;
-    // What comes_again will ask, while memory is waited for anyway.
-    const uint32_t later = row + 1 + lane_id();
-    if (job.claims.rows == nullptr && later < job.rows)
-      wait_for(job.slots[later] ^ (later + 32 < job.rows ? job.slots[later + 32] : 0) ^ position);
     RawLine<kEach> k;
-    k.read({job.k.data, job.k.step, k_dtype}, row);
-    if (slot >= job.slot_count && lane_id() == 0) count(job.stats, kSkippedSlots, 1);
-    if (slot < 0 || slot >= job.slot_count) continue;
-    Rotation<kEach> rotation{};
-    if (recipe.rope_dim > 0) rotation.read(recipe, position);
-    const bool again = comes_again(job.claims, slots_of, row, job.rows, slot);
-    float x[kEach];
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) x[j] = k.value(k_dtype, j);
-    transform_vector(recipe, rotation, x);
-    if (rotation.wild && lane_id() == 0) count(job.stats, kSkippedPages, 1);
-    if (again) continue;
-    const uint32_t page = static_cast<uint32_t>(slot) / job.page_size,
-                   offset = static_cast<uint32_t>(slot) % job.page_size;
+    k.read(lines, row);
+    SlotsBehind behind(job, first);
+    RawNorm<kEach> norm;
+    norm.read(recipe);
+    __syncwarp();
+    Rotation<kEach> rotation;
+    rotation.read(recipe, position);
+    const bool live = there && slot >= 0 && slot < job.slot_count;
+    const uint32_t page = job.page_size.quotient(static_cast<uint32_t>(slot)),
+                   offset = static_cast<uint32_t>(slot) - page * job.page_size.value;
     uint8_t* at = job.pages + page * job.page_stride;
-    quantize_vector(recipe, x, at + int64_t{offset} * job.value_step,
-                    at + job.scale_base + int64_t{offset} * job.scale_step);
+    uint8_t* scale = at + job.scale_base + int64_t{offset} * job.scale_step;
+    if (live) prefetch_to_l2(scale);
+    if (job.stats != nullptr && there && team_lane() == 0) {
+      count(job.stats, kSkippedSlots, slot >= job.slot_count);
+      count(job.stats, kSkippedPages, live && rotation.wild);
+    }
+    if (!__any_sync(kWarp, live)) continue;
+    bool again = false;
+    if (job.claims.rows == nullptr) {
+      again = comes_again_behind(behind, first, live ? static_cast<int32_t>(slot) : -2);
+    } else if (live) {
+      again = !job.claims.is_last(slots_of, row, slot);
+    }
+    float x[kEach][4];
+#pragma unroll
+    for (int i = 0; i < 4 * kEach; ++i) x[i / 4][i % 4] = k.four[i / 4].value(lines.dtype, i % 4);
+    transform_vector(recipe, norm, rotation, x);
+    quantize_vector(recipe, x, at + int64_t{offset} * job.value_step, scale, live && !again);
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, job.rows);
 }
 
-const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_vectors<2, false>), 0},
-                                {reinterpret_cast<const void*>(&store_vectors<4, false>), 0},
-                                {reinterpret_cast<const void*>(&store_vectors<4, true>), 0},
+const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&store_vectors<2, Usual::no>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, Usual::no>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, Usual::plain>), 0},
+                                {reinterpret_cast<const void*>(&store_vectors<4, Usual::normed>), 0},
                                 {reinterpret_cast<const void*>(&store_rows), kMostProducerShared}};
 
 /// Whether vectors of the call can stay in registers; then how.
@@ -129,7 +177,7 @@ bool vectors_of(const StoreJob& whole, StoreVectors* v) {
     return false;
   v->slots = whole_of(a.slot_mapping);
   v->rows = static_cast<uint32_t>(a.slot_mapping.shape[0]), v->slot_count = static_cast<uint32_t>(slots);
-  v->page_size = static_cast<uint32_t>(a.cache.page_size);
+  v->page_size = divisor(static_cast<uint32_t>(a.cache.page_size));
   v->pages = static_cast<uint8_t*>(a.cache.pages.data), v->page_stride = a.cache.pages.stride[0];
   v->value_step = static_cast<uint32_t>(whole.layout.value_step);
   v->scale_step = static_cast<uint32_t>(whole.layout.scale_step), v->scale_base = whole.layout.scale_base;
@@ -144,10 +192,15 @@ void store_some(StoreJob job, void* workspace, const Launch& launch) {
   job.claims = claim_slots(a.slot_mapping, slots, rows, 0, workspace, launch);
   StoreVectors vectors{};
   if (vectors_of(job, &vectors)) {
-    const auto kernel = job.recipe.head_dim == 64  ? store_vectors<2, false>
-                        : is_usual(vectors.recipe) ? store_vectors<4, true>
-                                                   : store_vectors<4, false>;
-    kernel<<<launch.blocks((rows + 3) / 4, 10), 128, 0, launch.stream()>>>(vectors);
+    const Usual usual = vectors.k.fours && job.recipe.head_dim == 128 ? usual_of(vectors.recipe) : Usual::no;
+    const auto kernel = job.recipe.head_dim == 64 ? store_vectors<2, Usual::no>
+                        : usual == Usual::normed  ? store_vectors<4, Usual::normed>
+                        : usual == Usual::plain   ? store_vectors<4, Usual::plain>
+                                                  : store_vectors<4, Usual::no>;
+    // Few rows are spread, a warp a block.
+    const int warps = rows <= int64_t{launch.sms()} * kTeams ? 1 : 4;
+    kernel<<<launch.blocks((rows + warps * kTeams - 1) / (warps * kTeams), 20 / warps), 32 * warps, 0,
+             launch.stream()>>>(vectors);
   } else {
     const int warps = warps_for(job.recipe.head_dim);
     const size_t shared = shared_for(job.recipe.head_dim) + static_cast<size_t>(warps * job.scratch);
@@ -158,7 +211,7 @@ void store_some(StoreJob job, void* workspace, const Launch& launch) {
 
 }  // namespace
 
-KernelList cache_kernels() { return {kEntries, 4}; }
+KernelList cache_kernels() { return {kEntries, 5}; }
 
 size_t store_bytes(int64_t rows) { return claim_bytes(rows); }
 

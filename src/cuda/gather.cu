@@ -5,10 +5,12 @@
 #include <algorithm>
 
 #include "cuda/check.h"
+#include "cuda/device/divisor.cuh"
 #include "cuda/device/key_rows.cuh"
 #include "cuda/keys.h"
 #include "cuda/launch.h"
 #include "cuda/stages.h"
+#include "cuda/vectors.h"
 
 namespace topkey::cuda {
 namespace {
@@ -23,6 +25,8 @@ struct GatherJob {
 struct GatherVectors {
   KeySource keys;
   Tensor indptr;
+  Whole only;  ///< of one request: the same; data null: of more
+  Divisor page_size;
   int64_t total;
   uint8_t *values, *scales;  ///< out
   int64_t value_step, scale_step;
@@ -64,20 +68,64 @@ __global__ __launch_bounds__(128) void gather_rows(const __grid_constant__ Gathe
   if (blockIdx.x == 0) count_gathered(job.a.indptr, job.a.total, job.stats);
 }
 
+/// Page of a position as the block table has it.
+__device__ __forceinline__ int32_t entry_of(const GatherVectors& job, int64_t request, int64_t position) {
+  return *element<int32_t>(job.keys.block_table, request, job.page_size.quotient(static_cast<uint32_t>(position)));
+}
+__device__ __forceinline__ KeyBytes key_of(const GatherVectors& job, int64_t position, int32_t page) {
+  const KeySource& keys = job.keys;
+  if (page < 0 || page >= keys.num_pages) return {nullptr, nullptr};
+  const uint32_t at = static_cast<uint32_t>(position), row = at - job.page_size.quotient(at) * job.page_size.value;
+  const int64_t base = page * keys.page_stride;
+  return {keys.values + base + row * keys.value_step, keys.scales + base + row * keys.scale_step};
+}
 /// Where row i of the call lies; values null: nowhere. false: the row is no request's.
 __device__ __forceinline__ bool find_row(const GatherVectors& job, int64_t i, KeyBytes& from) {
   from = {nullptr, nullptr};
-  int64_t request = 0, first = integer(job.indptr, 0);
-  if (job.indptr.shape[0] == 2) {
-    if (i < first || i >= integer(job.indptr, 1)) return false;
-  } else {
-    request = request_in(job.indptr, i);
-    if (request < 0) return false;
-    first = integer(job.indptr, request);
-  }
-  const int64_t position = i - max(0ll, static_cast<long long>(first));
-  if (position < job.keys.count) from = find_key(job.keys, static_cast<int32_t>(request), position);
+  const int64_t request = request_in(job.indptr, i);
+  if (request < 0) return false;
+  const int64_t position = i - max(0ll, static_cast<long long>(integer(job.indptr, request)));
+  if (position < job.keys.count) from = key_of(job, position, entry_of(job, request, position));
   return true;
+}
+/// The same where the call has one request. Its first row is row 0 nearly always: the page is asked for before that is
+/// known.
+__device__ __forceinline__ bool find_only_row(const GatherVectors& job, int64_t i, KeyBytes& from) {
+  from = {nullptr, nullptr};
+  const int64_t first = job.only[0], end = job.only[1];
+  int32_t page = entry_of(job, 0, min(i, job.keys.count - 1));
+  __syncwarp();  // nothing is looked at before all of them are under way
+  if (i < first || i >= end) return false;
+  const int64_t position = first > 0 ? i - first : i;
+  if (position >= job.keys.count) return true;
+  if (first > 0) page = entry_of(job, 0, position);
+  from = key_of(job, position, page);
+  return true;
+}
+
+/// A vector a lane, for few rows: nothing waits for another lane, and all rows are under way at once.
+template <bool kOnly>
+__global__ __launch_bounds__(128) void gather_few(const __grid_constant__ GatherVectors job) {
+  const int64_t row = (int64_t{blockIdx.x} * 128 + threadIdx.x) >> job.log_lanes;
+  const uint32_t vector = threadIdx.x & ((1u << job.log_lanes) - 1);
+  prefetch_to_l2(job.keys.values), prefetch_to_l2(job.values);
+  if (job.has_scale) prefetch_to_l2(job.scales);
+  KeyBytes from{nullptr, nullptr};
+  const bool own =
+      kOnly ? find_only_row(job, min(row, job.total - 1), from) : row < job.total && find_row(job, row, from);
+  if (own && row < job.total) {
+    uint4 value = {job.nan, job.nan, job.nan, job.nan};
+    uint32_t scale = job.scale;
+    const bool scaled = job.has_scale && vector == 0;
+    if (from.values != nullptr) {
+      value = reinterpret_cast<const uint4*>(from.values)[vector];
+      if (scaled) scale = *reinterpret_cast<const uint32_t*>(from.scale);
+    }
+    reinterpret_cast<uint4*>(job.values + row * job.value_step)[vector] = value;
+    if (scaled) *reinterpret_cast<uint32_t*>(job.scales + row * job.scale_step) = scale;
+    if (from.values == nullptr && vector == 0) count(job.stats, kSkippedPages, 1);
+  }
+  if (blockIdx.x == 0) count_gathered(job.indptr, job.total, job.stats);
 }
 
 /// A warp takes 32 rows: each lane finds one of them, then as many lanes as a row has vectors move it.
@@ -88,7 +136,9 @@ __global__ __launch_bounds__(128) void gather_vectors(const __grid_constant__ Ga
   for (int64_t base = (int64_t{blockIdx.x} * 4 + threadIdx.x / 32) * 32; base < job.total; base += warps * 32) {
     const int64_t row = base + lane;
     KeyBytes from{nullptr, nullptr};
-    const bool own = row < job.total && find_row(job, row, from);
+    const bool found = job.only.data != nullptr ? find_only_row(job, min(row, job.total - 1), from)
+                                                : row < job.total && find_row(job, row, from);
+    const bool own = found && row < job.total;
     const bool there = own && from.values != nullptr;
     if (own && job.has_scale)
       *reinterpret_cast<uint32_t*>(job.scales + row * job.scale_step) =
@@ -118,7 +168,12 @@ __global__ __launch_bounds__(128) void gather_vectors(const __grid_constant__ Ga
   if (blockIdx.x == 0) count_gathered(job.indptr, job.total, job.stats);
 }
 
+/// Vectors of a call up to which a lane has one.
+constexpr int64_t kFewVectors = 16384;
+
 const KernelEntry kEntries[] = {{reinterpret_cast<const void*>(&gather_vectors), 0},
+                                {reinterpret_cast<const void*>(&gather_few<false>), 0},
+                                {reinterpret_cast<const void*>(&gather_few<true>), 0},
                                 {reinterpret_cast<const void*>(&gather_rows), 0}};
 
 /// A key that scores NaN, as nan_row writes it, in words.
@@ -153,8 +208,10 @@ bool vectors_of(const GatherJob& job, GatherVectors* v) {
                              aligned(out.scales.data, 4) && v->scale_step % 4 == 0;
     if (!scales_suit) return false;
   }
-  if (!whole || !values_suit || job.layout.tile > 0 || from.format == KeyFormat::q8_0) return false;
+  if (!whole || !values_suit || !from.paged || job.layout.tile > 0 || from.format == KeyFormat::q8_0) return false;
   v->keys = from, v->indptr = job.a.indptr, v->total = job.a.total;
+  v->page_size = divisor(static_cast<uint32_t>(from.page_size));
+  if (job.a.indptr.shape[0] == 2 && job.a.indptr.stride[0] == 1 && from.count > 0) v->only = whole_of(job.a.indptr);
   v->values = static_cast<uint8_t*>(out.values.data), v->scales = static_cast<uint8_t*>(out.scales.data);
   while (1 << v->log_lanes < vectors) ++v->log_lanes;
   v->nan = nan_word(from.format), v->scale = from.format == KeyFormat::mxfp4 ? 0xFFFFFFFFu : kCanonicalNan;
@@ -164,7 +221,7 @@ bool vectors_of(const GatherJob& job, GatherVectors* v) {
 
 }  // namespace
 
-KernelList gather_kernels() { return {kEntries, 2}; }
+KernelList gather_kernels() { return {kEntries, 4}; }
 
 void gather_k(const GatherK& a, const Exec& exec) {
   const Launch launch("gather_k", exec);
@@ -174,6 +231,13 @@ void gather_k(const GatherK& a, const Exec& exec) {
   GatherVectors vectors{};
   if (!vectors_of(job, &vectors)) {
     gather_rows<<<launch.blocks((a.total + 3) / 4, 8), 128, 0, launch.stream()>>>(job);
+    TOPKEY_CUDA_LAUNCHED("gather_k");
+    return;
+  }
+  const int64_t lanes = a.total << vectors.log_lanes, few = (lanes + 127) / 128;
+  if (lanes <= kFewVectors && launch.blocks(few, 8) >= few) {
+    const auto kernel = vectors.only.data != nullptr ? gather_few<true> : gather_few<false>;
+    kernel<<<static_cast<uint32_t>(few), 128, 0, launch.stream()>>>(vectors);
   } else {
     gather_vectors<<<launch.blocks((a.total + 127) / 128, 8), 128, 0, launch.stream()>>>(vectors);
   }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //
-// Stage `quantize`: each query head and each key through device/producer.cuh into dense codes, a warp a vector.
+// Stage `quantize`: each query head and each key into dense codes. Heads of 64 or 128 numbers stay in registers, four a
+// warp (device/vector.cuh); others, and keys, go through shared memory, a warp a vector.
 #include "cuda/check.h"
+#include "cuda/device/divisor.cuh"
 #include "cuda/launch.h"
 #include "cuda/producer.h"
 #include "cuda/stages.h"
@@ -26,7 +28,9 @@ struct QueryVectors {
   VectorRecipe recipe;
   Heads q, q_out, scales_out, weights, weights_out;
   DType q_dtype, weights_dtype;
-  uint32_t rows, heads;
+  bool q_fours;  ///< four numbers of q at a time may be read
+  uint32_t rows;
+  Divisor heads;
   float softmax_scale, head_scale;
   uint64_t* stats;
 };
@@ -73,36 +77,46 @@ __global__ void quantize_queries(const __grid_constant__ QueryJob job) {
   if (blockIdx.x == 0 && threadIdx.x == 0) count(job.stats, kRows, static_cast<uint64_t>(rows));
 }
 
-/// The same for heads in registers.
-template <int kEach, bool kUsual>
-__global__ __launch_bounds__(128, 10) void quantize_query_vectors(const __grid_constant__ QueryVectors job) {
+/// The same for heads in registers, a team of lanes a head.
+template <int kEach, Usual kUsual>
+__global__ __launch_bounds__(128, kUsual == Usual::no
+                                      ? 4
+                                      : 6) void quantize_query_vectors(const __grid_constant__ QueryVectors job) {
   const VectorRecipe recipe = told<kUsual>(job.recipe);
-  const DType q_dtype = kUsual ? DType::bf16 : job.q_dtype;
-  const uint32_t vectors = job.rows * job.heads;
-  for (uint32_t v = blockIdx.x * 4 + threadIdx.x / 32; v < vectors; v += gridDim.x * 4) {
-    const uint32_t row = v / job.heads, h = v - row * job.heads;
+  constexpr bool kKnown = kUsual != Usual::no;
+  const DType q_dtype = kKnown ? DType::bf16 : job.q_dtype;
+  const bool fp8 = recipe.format != KeyFormat::mxfp4;
+  const uint32_t vectors = job.rows * job.heads.value, warp = blockIdx.x * 4 + threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    prefetch_to_l2(job.q_out.data), prefetch_to_l2(job.weights_out.data);
+    if (recipe.rope_dim > 0) prefetch_to_l2(recipe.cos_sin.data);
+  }
+  for (uint32_t first = warp * kTeams; first < vectors; first += gridDim.x * 4 * kTeams) {
+    const bool there = first + team_number() < vectors;
+    const uint32_t v = there ? first + team_number() : first;
+    const uint32_t row = job.heads.quotient(v), h = v - row * job.heads.value;
     const int64_t position = recipe.rope_dim > 0 ? recipe.positions[row] : 0;
-    const Lines q{job.q.at(row, h), 0, q_dtype}, weight{job.weights.at(row, h), 0, job.weights_dtype};
     RawLine<kEach> raw;
-    raw.read(q, 0);
-    RawLine<1> w;
-    w.bits[0] = weight.dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight.data)
-                                           : *reinterpret_cast<const uint16_t*>(weight.data);
-    Rotation<kEach> rotation{};
-    if (recipe.rope_dim > 0) rotation.read(recipe, position);
-    float x[kEach];
+    raw.read({job.q.at(row, h), 0, q_dtype, kKnown || job.q_fours}, 0);
+    const uint8_t* weight = job.weights.at(row, h);
+    RawFour w;
+    w.bits[0] = job.weights_dtype == DType::f32 ? *reinterpret_cast<const uint32_t*>(weight)
+                                                : *reinterpret_cast<const uint16_t*>(weight);
+    __syncwarp();  // nothing is looked at before all this is under way
+    Rotation<kEach> rotation;
+    rotation.read(recipe, position);
+    if (job.stats != nullptr && there && team_lane() == 0) count(job.stats, kSkippedPages, rotation.wild && h == 0);
+    float x[kEach][4];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) x[j] = raw.value(q_dtype, j);
-    transform_vector(recipe, rotation, x);
-    if (rotation.wild && h == 0 && lane_id() == 0) count(job.stats, kSkippedPages, 1);
+    for (int i = 0; i < 4 * kEach; ++i) x[i / 4][i % 4] = raw.four[i / 4].value(q_dtype, i % 4);
+    transform_vector(recipe, RawNorm<kEach>{}, rotation, x);
     float q_scale = 1.0f;
-    const bool fp8 = recipe.format != KeyFormat::mxfp4;
     if (fp8) {
-      q_scale = quantize_e4m3(recipe, x, job.q_out.at(row, h));
+      q_scale = quantize_e4m3(recipe, x, job.q_out.at(row, h), there);
     } else {
-      quantize_e2m1(recipe, x, job.q_out.at(row, h), job.scales_out.at(row, h));
+      quantize_e2m1(recipe, x, job.q_out.at(row, h), job.scales_out.at(row, h), there);
     }
-    if (lane_id() == 0) {
+    if (there && team_lane() == 0) {
       *reinterpret_cast<float*>(job.weights_out.at(row, h)) =
           scaled_weight(recipe.rule, fp8, job.softmax_scale, job.head_scale, w.value(job.weights_dtype, 0), q_scale);
     }
@@ -129,9 +143,9 @@ __global__ void quantize_keys(const __grid_constant__ KeyJob job) {
 }
 
 const KernelEntry kEntries[] = {
-    {reinterpret_cast<const void*>(&quantize_query_vectors<2, false>), 0},
-    {reinterpret_cast<const void*>(&quantize_query_vectors<4, false>), 0},
-    {reinterpret_cast<const void*>(&quantize_query_vectors<4, true>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<2, Usual::no>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<4, Usual::no>), 0},
+    {reinterpret_cast<const void*>(&quantize_query_vectors<4, Usual::plain>), 0},
     {reinterpret_cast<const void*>(&quantize_queries), static_cast<int>(kMaxProducerDim) * 4},
     {reinterpret_cast<const void*>(&quantize_keys), static_cast<int>(kMaxProducerDim) * 4}};
 
@@ -150,7 +164,10 @@ bool vectors_of(const QueryJob& whole, QueryVectors* v) {
   v->q_out = heads_of(a.q_out, 1), v->weights_out = heads_of(a.weights_out, 4);
   v->scales_out = heads_of(a.q_scales_out, a.q_scales_out.dtype == DType::i32 ? 4 : 1);
   v->q_dtype = a.q.dtype, v->weights_dtype = a.weights.dtype;
-  v->rows = static_cast<uint32_t>(a.q.shape[0]), v->heads = static_cast<uint32_t>(a.q.shape[1]);
+  v->q_fours = (reinterpret_cast<uintptr_t>(a.q.data) | static_cast<uintptr_t>(v->q.row | v->q.head)) %
+                   static_cast<uintptr_t>(4 * number_bytes(a.q.dtype)) ==
+               0;
+  v->rows = static_cast<uint32_t>(a.q.shape[0]), v->heads = divisor(static_cast<uint32_t>(a.q.shape[1]));
   v->softmax_scale = a.softmax_scale, v->head_scale = a.head_scale, v->stats = whole.stats;
   return true;
 }
@@ -171,10 +188,11 @@ void quantize_q(const QuantizeQ& a, const Exec& exec) {
   r.head_dim = static_cast<int32_t>(dim);
   QueryVectors in_registers{};
   if (vectors_of(job, &in_registers)) {
-    const auto kernel = dim == 64                       ? quantize_query_vectors<2, false>
-                        : is_usual(in_registers.recipe) ? quantize_query_vectors<4, true>
-                                                        : quantize_query_vectors<4, false>;
-    kernel<<<launch.blocks((vectors + 3) / 4, 10), 128, 0, launch.stream()>>>(in_registers);
+    const auto kernel = dim == 64 ? quantize_query_vectors<2, Usual::no>
+                        : usual_of(in_registers.recipe) == Usual::plain && in_registers.q_fours
+                            ? quantize_query_vectors<4, Usual::plain>
+                            : quantize_query_vectors<4, Usual::no>;
+    kernel<<<launch.blocks((vectors + 4 * kTeams - 1) / (4 * kTeams), 6), 128, 0, launch.stream()>>>(in_registers);
   } else {
     const int warps = warps_for(dim);
     quantize_queries<<<launch.blocks((vectors + warps - 1) / warps, 8), 32 * warps, shared_for(dim), launch.stream()>>>(

@@ -3,6 +3,7 @@
 // Stages `select` and `search` from the host: rows in groups and keys in chunks, as the workspace allows (room.h); for each
 // look, score, pick. The number of launches follows from shapes alone, so a captured call serves any lengths.
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/decode_blocks.h"
 #include "cuda/decode_sm90.h"
@@ -86,6 +87,26 @@ void take_whole_rows(const Shape& shape, const Args& a, bool apart, Room& room) 
   room.group_rows = rows, room.chunk_keys = shape.keys;
 }
 
+/// Rows of a group, at most `most`, so that the thread blocks of the wide score kernel (one an SM, each with so many pieces of
+/// a tile's keys) end together: what counts is the pieces of the block that has most, and about as long as one of them a
+/// group takes besides. Rows are taken to be the last of a causal prefill; if they are not, only time is lost.
+int64_t even_rows(int64_t most, int64_t rows, int64_t keys, int64_t sms) {
+  if (most >= rows) return most;
+  const int64_t seen = std::max(keys - std::min(rows, keys) / 2, int64_t{1});
+  const double pieces = static_cast<double>(seen) / kWidePiece + 0.5;
+  const auto longest = [&](int64_t count) {
+    const double all = static_cast<double>((count + kWideTileRows - 1) / kWideTileRows) * pieces;
+    return std::ceil(all / static_cast<double>(sms)) + (count > 0 ? 1 : 0);
+  };
+  int64_t best = most;
+  double least = INFINITY;
+  for (int64_t count = most; count > most / 2 && count > 0; --count) {
+    const double time = static_cast<double>(rows / count) * longest(count) + longest(rows % count);
+    if (time < least) least = time, best = count;
+  }
+  return best;
+}
+
 /// A search over dense or paged keys.
 template <class Args>
 void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part& part, bool absolute_slots,
@@ -100,6 +121,8 @@ void search(Cores cores, Op op, const Args& a, const KeySource& keys, const Part
   const bool apart = blocks_apart(shape, a.admit, part, a.out, launch);
   Room room = make_room(op, shape, exec.workspace);
   take_whole_rows(shape, a, apart, room);
+  if (cores == Cores::portable && room.chunk_keys >= most_keys(shape, a.admit))
+    room.group_rows = even_rows(room.group_rows, shape.rows, shape.keys, launch.sms());
   LookParams look_at = look_params(keys, a.rows, a.admit, room, exec);
   look_at.topk = a.topk, look_at.needs_scores = needs_scores(a.out);
   look_at.shard = part.shard, look_at.whole_start = part.whole_start, look_at.whole_end = part.whole_end;

@@ -49,32 +49,16 @@ KernelList claim_kernels();
 KernelList cache_kernels();
 KernelList gather_kernels();
 KernelList pool_kernels();
+KernelList pool_quick_kernels();
 KernelList memory_kernels();
 
-inline std::array<KernelList, 24> kernel_lists() {
-  return {look_kernels(),
-          score_kernels(),
-          score_f32_kernels(),
-          score_sm90_kernels(),
-          pick_kernels(),
-          pick_quick_kernels(),
-          pick_stream_kernels(),
-          pick_sm90_kernels(),
-          decode_kernels(),
-          decode_quick_kernels(),
-          decode_short_kernels(),
-          prefill_kernels(),
-          merge_kernels(),
-          logits_kernels(),
-          rows_kernels(),
-          quantize_kernels(),
-          claim_kernels(),
-          cache_kernels(),
-          gather_kernels(),
-          pool_kernels(),
-          memory_kernels(),
-          pick_blocks_kernels(),
-          decode_admitted_kernels(),
+inline std::array<KernelList, 25> kernel_lists() {
+  return {look_kernels(),       score_kernels(),        score_f32_kernels(),    score_sm90_kernels(),
+          pick_kernels(),       pick_quick_kernels(),   pick_stream_kernels(),  pick_sm90_kernels(),
+          decode_kernels(),     decode_quick_kernels(), decode_short_kernels(), prefill_kernels(),
+          merge_kernels(),      logits_kernels(),       rows_kernels(),         quantize_kernels(),
+          claim_kernels(),      cache_kernels(),        gather_kernels(),       pool_kernels(),
+          pool_quick_kernels(), memory_kernels(),       pick_blocks_kernels(),  decode_admitted_kernels(),
           whole_kernels()};
 }
 

@@ -6,8 +6,8 @@
 
 namespace topkey::cuda {
 
-/// Scores that a search keeps at a time: 24 MiB, half an H200's L2, so that the selection finds them there.
-constexpr int64_t kScoreEntries = 6 << 20;
+/// Scores that a search keeps at a time: 32 MiB, two thirds of an H200's L2, so that the selection finds them there.
+constexpr int64_t kScoreEntries = 8 << 20;
 /// Rows of which facts are kept at a time.
 constexpr int64_t kGroupRows = 8192;
 /// Rows at a time where a row's keys come in chunks: enough to fill a GPU, while a chunk stays far over any usual topk.

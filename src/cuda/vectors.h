@@ -12,7 +12,9 @@ inline bool lines_of(const Tensor& t, Lines* lines) {
   const bool known = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16;
   const int last = t.ndim - 1;
   if (!known || last < 0 || (t.stride[last] != 1 && t.shape[last] > 1)) return false;
-  *lines = {static_cast<const uint8_t*>(t.data), last > 0 ? t.stride[0] * number_bytes(t.dtype) : 0, t.dtype};
+  const int64_t bytes = number_bytes(t.dtype);
+  *lines = {static_cast<const uint8_t*>(t.data), last > 0 ? t.stride[0] * bytes : 0, t.dtype, false};
+  lines->fours = (reinterpret_cast<uintptr_t>(t.data) | static_cast<uintptr_t>(lines->step)) % (4 * bytes) == 0;
   return true;
 }
 inline Whole whole_of(const Tensor& t) { return {static_cast<const uint8_t*>(t.data), t.dtype == DType::i64}; }
@@ -32,8 +34,9 @@ inline bool vector_recipe_of(const Recipe& r, VectorRecipe* v) {
   const int dim = r.head_dim, base = r.rope.trailing ? dim - r.rope.dim : 0;
   if ((dim != 64 && dim != 128) || (!is_e4m3(r.format) && r.format != KeyFormat::mxfp4)) return false;
   if (r.norm.kind != NormKind::none) {
-    if (r.norm.weight.data != nullptr && !lines_of(r.norm.weight, &v->weight)) return false;
-    if (r.norm.bias.data != nullptr && !lines_of(r.norm.bias, &v->bias)) return false;
+    v->weighted = r.norm.weight.data != nullptr, v->biased = r.norm.bias.data != nullptr;
+    if (v->weighted && !lines_of(r.norm.weight, &v->weight)) return false;
+    if (v->biased && !lines_of(r.norm.bias, &v->bias)) return false;
   }
   if (r.rope.dim > 0) {
     // Pairs of numbers in one lane, or in neighbours.

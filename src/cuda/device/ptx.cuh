@@ -36,10 +36,23 @@ __device__ __forceinline__ uint32_t f16_bits(float x) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
   return two;
 }
-__device__ __forceinline__ uint32_t bf16_bits(float x) {
+/// The first in the lower half.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   uint32_t two;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
   return two;
+}
+/// 1 / x, its last bit perhaps wrong: what a division starts from.
+__device__ __forceinline__ float reciprocal_about(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// The larger one; NaN if one is.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
 }
 /// Adds to a word of shared memory, by one thread of a warp; what it was before.
 __device__ __forceinline__ uint32_t add_shared(uint32_t* at, uint32_t n) {
@@ -61,16 +74,20 @@ __device__ __forceinline__ void store_over(uint32_t& to, uint32_t bits, float le
       : "f"(__uint_as_float(bits)), "f"(least), "r"(index), "n"(kGap)
       : "memory");
 }
-/// A hint: the line is asked for, and nothing waits.
+/// A hint: memory that is soon read or written is asked for, and nothing waits. Where its page lies is looked up meanwhile,
+/// which takes as long as a read.
 __device__ __forceinline__ void prefetch_to_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 /// Behind it the number is there.
 __device__ __forceinline__ void wait_for(int64_t x) { asm volatile("" ::"l"(x)); }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-/// float_to_e4m3 of a number that is no NaN, by the hardware.
-__device__ __forceinline__ uint32_t e4m3_of(float x) {
-  uint32_t two;
-  asm("{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, %1, %2; cvt.u32.u16 %0, t; }" : "=r"(two) : "f"(0.0f), "f"(x));
-  return two;
+/// float_to_e4m3 of four numbers that are no NaN, by the hardware; the first in the lowest byte.
+__device__ __forceinline__ uint32_t e4m3_word(const float (&x)[4]) {
+  uint32_t word;
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, "
+      "h}; }"
+      : "=r"(word)
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+  return word;
 }
 #endif
 /// x <= 0 ? 0 : x; NaN stays NaN.
