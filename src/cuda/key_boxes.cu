@@ -30,12 +30,16 @@ EncodeTensorMap tensor_map_encoder() {
 
 bool make_boxes(const KeySource& keys, KeyBoxes* boxes) {
   const bool aligned = reinterpret_cast<uintptr_t>(keys.scales) % 16 == 0 && keys.scale_step == 4;
-  if (keys.head_dim != 128 || !aligned || keys.count == 0 || (keys.paged && keys.page_size % kKeys != 0)) return false;
+  // Pages that are not a multiple of 16 bytes apart begin at addresses that no copy of 16 bytes takes, nor a box.
+  if (keys.head_dim != 128 || !aligned || keys.count == 0 ||
+      (keys.paged && (keys.page_size % kKeys != 0 || keys.page_stride % 16 != 0)))
+    return false;
   const cuuint64_t per_page = static_cast<cuuint64_t>(keys.paged ? keys.page_size : keys.count);
   const cuuint64_t pages = static_cast<cuuint64_t>(keys.paged ? keys.num_pages : 1);
   const cuuint64_t sizes[3] = {128, per_page, pages};
-  const cuuint64_t page_step = static_cast<cuuint64_t>(keys.paged ? keys.page_stride : keys.value_step * keys.count);
-  const cuuint64_t steps[2] = {static_cast<cuuint64_t>(keys.value_step), (page_step + 15) / 16 * 16};
+  // Of dense keys, one page, any step will do that the driver takes.
+  const int64_t page_step = keys.paged ? keys.page_stride : (keys.value_step * keys.count + 15) / 16 * 16;
+  const cuuint64_t steps[2] = {static_cast<cuuint64_t>(keys.value_step), static_cast<cuuint64_t>(page_step)};
   const cuuint32_t box[3] = {128, kKeys, 1}, each[3] = {1, 1, 1};
   const auto encode = tensor_map_encoder();
   if (encode == nullptr || pages == 0) return false;

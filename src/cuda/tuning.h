@@ -12,8 +12,9 @@ constexpr int64_t kScoreEntries = 8 << 20;
 constexpr int64_t kGroupRows = 8192;
 /// Rows at a time where a row's keys come in chunks: enough to fill a GPU, while a chunk stays far over any usual topk.
 constexpr int64_t kChunkedRows = 128;
-/// Winners carried between chunks, of all those rows (8 bytes each, twice).
-constexpr int64_t kListEntries = 1 << 20;
+/// Winners carried between chunks, of all those rows (8 bytes each, twice, and as much for blocks): 7,680 a row, and with
+/// the scores and all else less than 64 MiB.
+constexpr int64_t kListEntries = 15 << 16;
 /// Keys of a row that one thread block selects from at once; a longer row is cut into parts of so many, if its blocks
 /// would leave SMs idle: rows times parts at most kPartBlocks, and kPartEntries winners of all parts.
 constexpr int64_t kPartKeys = 16384;

@@ -227,6 +227,20 @@ TEST_P(Blocks, AdmittedEverySize) {
   }
 }
 
+/// Pages at addresses that no copy of 16 bytes takes: by layers over k-pools, whose caches an engine lays out.
+TEST_P(Blocks, PagesApartByAnyStride) {
+  Tally tally("candidate blocks, strides of pages");
+  uint64_t seed = 35;
+  for (const int32_t gap : {4, 8, 12, 16}) {
+    for (const int32_t page_size : {64, 256}) {
+      BlockCase c;
+      c.rows = 3, c.context = 2000, c.page_size = page_size, c.page_gap = gap, c.codes = Codes::normal, c.seed = seed++;
+      expect_admitted(c, tally);
+      expect_published(c, tally);
+    }
+  }
+}
+
 TEST_P(Blocks, PublishedEveryPattern) {
   Tally tally("published blocks, patterns");
   for (int32_t scales = 0; scales < kNumScales; ++scales) {

@@ -26,7 +26,7 @@ constexpr int64_t kSparePages = 3;  ///< that no table names
 
 int64_t pages_of(int64_t keys, const DecodeCase& c) { return (keys + c.page_size - 1) / c.page_size; }
 int64_t page_bytes(const DecodeCase& c) { return int64_t{c.page_size} * (kDim + 4); }
-int64_t page_stride(const DecodeCase& c) { return page_bytes(c) + (c.padded ? 48 : 0); }
+int64_t page_stride(const DecodeCase& c) { return page_bytes(c) + (c.padded ? 48 : 0) + c.page_gap; }
 
 /// Fewer than topk winners at random places, a run of equals that all others are under.
 void fill_tie_run(float* scores, int64_t count, int64_t topk, Random& random) {
@@ -162,8 +162,8 @@ std::string DecodeCase::text() const {
     << spare << ") topk " << topk << " heads " << heads << " page " << page_size << " scales " << scales_name(scales)
     << " codes " << kCodes[static_cast<int>(codes)] << " lengths " << kLengths[static_cast<int>(lengths)] << " holes "
     << kHoles[static_cast<int>(holes)] << " max_len " << max_len << (length_form ? " length" : " end")
-    << (padded ? " padded" : "") << (scored ? " scored" : "") << " fill " << kFills[static_cast<int>(fill)] << " SMs "
-    << max_sms << " seed " << seed;
+    << (padded ? " padded" : "") << " gap " << page_gap << (scored ? " scored" : "") << " fill "
+    << kFills[static_cast<int>(fill)] << " SMs " << max_sms << " seed " << seed;
   return s.str();
 }
 

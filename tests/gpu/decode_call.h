@@ -57,6 +57,7 @@ struct DecodeCase {
   int64_t spare = 0;                         ///< keys that the table is wider than the context
   int64_t max_len = 0;                       ///< of the call
   bool length_form = false, padded = false;  ///< `length` instead of `end`; strides wider than what they hold
+  int32_t page_gap = 0;                      ///< bytes behind each page, besides: a multiple of 4
   bool scored = false;                       ///< scores are wanted, too: behind all indices
   Fill fill = Fill::minus_one;
   int32_t max_sms = 0;  ///< 0 = as the environment says

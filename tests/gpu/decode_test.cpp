@@ -141,6 +141,18 @@ TEST_P(Decode, EveryLength) {
   }
 }
 
+TEST_P(Decode, PagesApartByAnyStride) {
+  Tally tally("decode, strides of pages");
+  uint64_t seed = 450;
+  for (const int32_t gap : {4, 8, 12, 16}) {
+    for (const int64_t context : {1000, 20000}) {
+      DecodeCase c;
+      c.rows = 3, c.context = context, c.page_gap = gap, c.codes = Codes::normal, c.seed = seed++;
+      expect(c, tally);
+    }
+  }
+}
+
 /// No row can have more keys than are wanted, or the call only finds that it has not: by lengths, in a replay or at once.
 TEST_P(Decode, RowsThatAreWantedWhole) {
   Tally tally("decode, rows that are wanted whole");
